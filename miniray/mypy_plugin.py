@@ -314,5 +314,5 @@ def _parameters(function: CallableType) -> Parameters:
 
 
 def plugin(_version: str) -> type[Plugin]:
-    """Entry point of mypy."""
+    """Return the plugin to mypy."""
     return MinirayPlugin

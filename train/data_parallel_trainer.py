@@ -144,12 +144,12 @@ class DataParallelTrainer:
 
     @classmethod
     def restore(cls, *_: Any, **__: Any) -> DataParallelTrainer:
-        """Not supported, as in Ray: an interrupted run goes on when it is started again."""
+        """Refuse, as Ray does: an interrupted run goes on when it is started again."""
         raise DeprecationWarning(f"{cls.__name__}.restore() is not supported. {_GOES_ON}")
 
     @classmethod
     def can_restore(cls, *_: Any, **__: Any) -> bool:
-        """Not supported, as in Ray: an interrupted run goes on when it is started again."""
+        """Refuse, as Ray does: an interrupted run goes on when it is started again."""
         raise DeprecationWarning(
             f"{cls.__name__}.can_restore() is not supported. {_GOES_ON} Result.from_path(path) "
             f"tells what the folder of a run holds."

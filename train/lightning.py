@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lightning() -> Any:
-    """The module ``lightning.pytorch`` or ``pytorch_lightning``: the one that the user has loaded.
+    """Return the module ``lightning.pytorch`` or ``pytorch_lightning``, whichever the user loaded.
 
     Classes of the one are strange to the other, so the choice matters where both are installed.
 

@@ -145,7 +145,7 @@ class Call:
     siblings: dict[int, Call] | None = None
 
     def join(self, siblings: dict[int, Call]) -> None:
-        """Be one of the calls that a running one has made."""
+        """Enter this call among those that the running call has made."""
         self.siblings = siblings
         siblings[self.number] = self
 

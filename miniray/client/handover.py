@@ -68,7 +68,7 @@ class _Departure:
         self.left: bool | None = None
 
     def leave(self) -> None:
-        """Runs where messages are handled: each comes either before this or is passed on."""
+        """Hand over; called where messages are handled: each comes before this or is passed on."""
         try:
             held = _held_by_others(self._runtime, self._holder)
             if any(entry.value is None for entry in held):
@@ -94,12 +94,12 @@ class _Departure:
         runtime.link.node_request_async("adopt", (legacy,), lambda *_: self.over.arrived())
 
     def _refer(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """The daemon answers in this process's place."""
+        """Pass a message on to the daemon, which answers in this process's place."""
         body = plain.dumps(message)
         self._runtime.link.node_notice("for_adopted", peer.node_id, peer.process_id, body)
 
     def _keep_contained(self, legacy: list[Legacy]) -> None:
-        """The daemon holds from now on what the values contain, as this process did."""
+        """Register the daemon as a borrower of the refs inside the values."""
         runtime = self._runtime
         for _, _, _, contained in legacy:
             for id, node in contained:
@@ -152,7 +152,7 @@ def await_others(runtime: ClusterRuntime, gate: Gate) -> None:
 
 
 def _held_by_others(runtime: ClusterRuntime, holder: bytes | None = None) -> list[Entry]:
-    """Objects of this process that others, or one of them, hold, and those that these contain."""
+    """Return objects of this process that others hold, and those that these contain."""
     table = runtime.table
     found: dict[bytes, Entry] = {}
     more = [

@@ -49,7 +49,7 @@ class StreamIterator:
         self._dataset = dataset
 
     def iter_rows(self) -> Batches:
-        """Rows as dictionaries."""
+        """Return rows as dictionaries."""
         return Batches(
             lambda: (row for table in self._dataset._tables() for row in table_to_rows(table))
         )
@@ -64,7 +64,7 @@ class StreamIterator:
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
     ) -> Batches:
-        """Batches of rows.
+        """Return batches of rows.
 
         Args:
             prefetch_batches: Accepted as in Ray: tasks run ahead of the reader in any case.
@@ -99,7 +99,7 @@ class StreamIterator:
         local_shuffle_seed: int | None = None,
         pin_memory: bool = False,
     ) -> Batches:
-        """Batches of PyTorch tensors, in a dictionary by column.
+        """Return batches of PyTorch tensors, in a dictionary by column.
 
         Args:
             prefetch_batches: Accepted as in Ray: tasks run ahead of the reader in any case.

@@ -186,15 +186,15 @@ class Consumption:
         return StreamIterator(self)
 
     def iter_rows(self) -> Batches:
-        """Rows as dictionaries; each iteration executes the dataset."""
+        """Return rows as dictionaries; each iteration executes the dataset."""
         return self.iterator().iter_rows()
 
     def iter_batches(self, **options: Any) -> Batches:
-        """Batches of rows; see ``StreamIterator.iter_batches`` for the arguments."""
+        """Return batches of rows; see ``StreamIterator.iter_batches`` for the arguments."""
         return self.iterator().iter_batches(**options)
 
     def iter_torch_batches(self, **options: Any) -> Batches:
-        """Batches of tensors; see ``StreamIterator.iter_torch_batches`` for the arguments."""
+        """Return batches of tensors; arguments are ``StreamIterator.iter_torch_batches``'s."""
         return self.iterator().iter_torch_batches(**options)
 
     def to_pandas(self, limit: int | None = None) -> Any:

@@ -389,7 +389,7 @@ def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> 
 
 
 def _is_small(root: PlanNode, context: DataContext) -> bool:
-    """Whether all that is read fits into a block, or a few rows of it are wanted."""
+    """Return whether all that is read fits into a block, or a few rows of it are wanted."""
     if isinstance(root, Stage | Regroup):
         return _is_small(root.inputs[0], context)
     if isinstance(root, Limit) and not any(isinstance(each, Exchange) for each in walk(root)):

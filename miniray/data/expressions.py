@@ -95,7 +95,7 @@ class Expr:
         return Expr("is_valid", (self,))
 
     def is_in(self, values: Any) -> Expr:
-        """Whether a value is one of these."""
+        """Return whether a value is one of these."""
         return Expr("is_in", (self,), tuple(values))
 
     def cast(self, kind: Any) -> Expr:

@@ -222,7 +222,7 @@ def walk(node: PlanNode) -> Iterator[PlanNode]:
 
 
 def has_user_code(node: PlanNode) -> bool:
-    """Whether functions of the user are called."""
+    """Return whether functions of the user are called."""
     return any(isinstance(each, Stage) and each.user for each in walk(node))
 
 

@@ -138,7 +138,7 @@ def from_huggingface(dataset: Any) -> Dataset:
 
 
 def must_be_decoded(feature: Any) -> bool:
-    """Whether values of a Hugging Face feature, such as an image, are not what Arrow holds."""
+    """Return whether values of a Hugging Face feature, as images, are not what Arrow holds."""
     if hasattr(feature, "decode_example"):
         return True
     if isinstance(feature, dict):

@@ -118,7 +118,7 @@ class Borrowing:
         self._send_all(numbers, holds)
 
     def keep_of(self, refs: Iterable[ObjectRef[Any]]) -> list[tuple[bytes, bytes]]:
-        """Executor's side of ``report_for``: return which of a call's refs still live here.
+        """Return, for ``report_for``, which of a call's refs still live here.
 
         Those that are registered already may not be counted yet: ``defer`` the reply.
         """

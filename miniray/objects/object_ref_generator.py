@@ -273,11 +273,11 @@ class ObjectRefGenerator(Generic[T], metaclass=abc.ABCMeta):
         return self._state.completed_ref()
 
     def next_ready(self) -> bool:
-        """Whether the next item is there, so that ``next`` returns at once. False at the end."""
+        """Return whether the next item is there; False at the end."""
         return self._state.has_item
 
     def is_finished(self) -> bool:
-        """Whether the generator has ended and all items were taken: ``next`` raises then."""
+        """Return whether the generator has ended and all items were taken: ``next`` raises then."""
         return self._state.finished
 
     def _next_ref(self) -> ObjectRef[bool]:

@@ -107,19 +107,19 @@ class Outside(Protocol):
     """What the table asks of the rest of the process. Called without the table's lock."""
 
     def free_shared(self, value: Value) -> None:
-        """The owner frees a value in shared memory."""
+        """Free a value of this owner in shared memory."""
 
     def unborrow(self, id: bytes, owner_node: bytes) -> None:
-        """The last ref of a borrowed object went away."""
+        """Tell the owner that the last ref of a borrowed object is gone."""
 
     def actor_unreferenced(self, id: bytes) -> None:
-        """The last handle of an actor that this process created went away."""
+        """Tell the head that the last handle of an actor that this process created is gone."""
 
     def origin_unused(self, id: bytes) -> None:
-        """An object whose making is remembered went away."""
+        """Forget how an object was made, as the object is gone."""
 
     def error_unseen(self, value: Value) -> None:
-        """An object went away whose value is an error that nobody has seen."""
+        """Report the error that was the value of an object which is gone and which nobody read."""
 
 
 class ObjectTable:
@@ -182,7 +182,7 @@ class ObjectTable:
         return self.create(id)
 
     def is_actor(self, id: bytes) -> bool:
-        """Whether the id names an actor of this process, whose entry never has a value."""
+        """Return whether the id names an actor of this process, whose entry never has a value."""
         return id in self._actors
 
     def entry(self, id: bytes) -> Entry | None:
@@ -312,7 +312,7 @@ class ObjectTable:
             self._release(entry)
 
     def borrow(self, id: bytes, borrower: bytes) -> bool:
-        """Owner's side: count a borrower of an object; False if the object does not exist here."""
+        """Count a borrower of an object owned here; False if the object does not exist."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is None:
@@ -326,7 +326,7 @@ class ObjectTable:
         return True
 
     def unborrow(self, id: bytes, borrower: bytes) -> None:
-        """Owner's side: uncount a borrower of an object."""
+        """Uncount a borrower of an object owned here."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is None:
@@ -338,7 +338,7 @@ class ObjectTable:
         self._release(entry)
 
     def borrower_died(self, borrower: bytes) -> None:
-        """Owner's side: forget a process that ended."""
+        """Forget a process that ended as a borrower of objects owned here."""
         gone = []
         with self.lock:
             for id in self._held_by.pop(borrower, ()):

@@ -202,7 +202,7 @@ class SharedMemory:
             self.fetches.withdraw([request])
 
     async def map_later(self, location: Location) -> Mapped:
-        """As ``map``, without blocking the event loop while the value is on its way."""
+        """Map as ``map`` does, without blocking the event loop while the value is on its way."""
         known = self.mapped(location)
         if known is not None:
             return known

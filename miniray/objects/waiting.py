@@ -36,7 +36,7 @@ _FEW = 8
 
 
 def _nobody_waits(_entry: Entry) -> None:
-    """The waiter of a value that is brought here ahead of its use."""
+    """Do nothing: the value is brought here ahead of its use."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -58,7 +58,7 @@ class ValueFetches:
         return is_shared(value) and node_of(value) != self.node_id
 
     def is_here(self, entry: Entry) -> bool:
-        """Whether an entry has a value, and that was seen on this node, or failed to get here."""
+        """Return whether an entry's value was seen on this node, or failed to get here."""
         value = entry.value
         if value is None:
             return False

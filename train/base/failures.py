@@ -85,9 +85,9 @@ class WorkerFailure:
 
 
 def _noted(text: str, error: BaseException) -> str:
-    """The text of an exception with its notes, which Python adds by itself from version 3.11 on.
+    """Return the text of an exception with its notes.
 
-    So does the package exceptiongroup before.
+    Python adds them by itself from version 3.11 on, as does the package exceptiongroup before.
     """
     if sys.version_info >= (3, 11):
         return text
@@ -157,7 +157,7 @@ def describe(
 
 
 def _told_together(failures: Mapping[int, WorkerFailure]) -> list[str]:
-    """One text for all ranks that failed at the same place, in order of the first of them."""
+    """Return one text for all ranks that failed at the same place, in order of their first."""
     places: dict[str, dict[str, list[int]]] = {}
     for rank, failure in sorted(failures.items()):
         place = failure.frames or failure.summary

@@ -215,7 +215,7 @@ class ReportBoard:
         return steps
 
     def completes_with(self, coming: Collection[tuple[int, int]]) -> bool:
-        """Whether the next step becomes complete when these reports come, as (rank, index)."""
+        """Return whether these reports, as (rank, index), would complete the next step."""
         return all((rank, self._next) in coming for rank in self._absent(self._next))
 
     def lags(self, first_number: int = 0) -> dict[str, list[Any]]:
@@ -297,7 +297,7 @@ class ReportBoard:
         return True
 
     def _note_uneven(self, index: int, now: float) -> None:
-        """At the end, tell ranks that never report from those that had no time to."""
+        """Tell, at the end, ranks that never report from those that had no time to."""
         absent = self._absent(index)
         late = now - self._since[index] >= PATIENCE
         if late and absent and all(self._is_silent(rank) for rank in absent):

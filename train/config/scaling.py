@@ -265,7 +265,7 @@ class ScalingConfig:
         return "STRICT_SPREAD" if self.workers_step > 1 else self.placement_strategy
 
     def bundle_label_selectors(self, num_workers: int) -> list[dict[str, str]] | None:
-        """Conditions on the node of each worker of a group of this size; None for none."""
+        """Return conditions on the node of each of so many workers; None for none."""
         if self.use_tpu and self.topology:
             return [_slice_labels(self, index) for index in range(num_workers)]
         if self.label_selector is None:
@@ -313,7 +313,7 @@ def _check_tpu(config: ScalingConfig) -> None:
 
 
 def _slice_shape(config: ScalingConfig) -> SliceShape | None:
-    """Hosts and chips of the slice that the workers run on; None if it is not named."""
+    """Return the hosts and chips of the workers' slice; None if no slice is named."""
     if config.topology is None or config.accelerator_type is None:
         return None
     from miniray.accelerators.base import AcceleratorRequestError
@@ -329,7 +329,7 @@ def _slice_shape(config: ScalingConfig) -> SliceShape | None:
 
 
 def _slice_labels(config: ScalingConfig, index: int) -> dict[str, str]:
-    """Conditions on the labels of the host of one worker, by its number in the group.
+    """Return conditions on the labels of one worker's host, by its number in the group.
 
     The hosts of a slice are those of one slice. An elastic group takes what there is.
     """

@@ -239,11 +239,11 @@ class Attempt:
         await self._until(lambda: not self._uploading or bool(self.failures))
 
     async def settle(self) -> None:
-        """After a failure, wait for uploads that make a step complete which every rank has made."""
+        """Wait, after a failure, for uploads that complete a step which every rank has made."""
         await self._until(lambda: not self._board.completes_with(self._coming()))
 
     def _coming(self) -> set[tuple[int, int]]:
-        """Reports that come as soon as an upload has ended, by rank and index."""
+        """Return reports that come as soon as an upload has ended, by rank and index."""
         begun = self._announced | self._uploading.keys()
         return {(rank, index) for rank, index in begun if rank not in self._lost}
 
@@ -294,7 +294,7 @@ class Attempt:
         return self.first_number + self._highest + 1
 
     def unfinished_uploads(self) -> set[str]:
-        """Names of checkpoints that ranks whose processes may live may be writing."""
+        """Return checkpoints that ranks whose processes may live may be writing."""
         ended = self.returned | self._lost
         return {upload.folder for (rank, _), upload in self._uploading.items() if rank not in ended}
 
@@ -303,7 +303,7 @@ class Attempt:
         return self._board.lags(self.first_number)
 
     def ranks(self) -> list[dict[str, Any]]:
-        """How far each rank is, as JSON values, in order of rank."""
+        """Return how far each rank is, as JSON values, in order of rank."""
         counts = [self._board.count(rank) for rank in range(self.world_size)]
         doing = {} if self._closed else self._look_around()
         most, clock = max(counts), time.time() - time.monotonic()
@@ -329,7 +329,7 @@ class Attempt:
         self._change()
 
     def activities(self) -> dict[int, str]:
-        """What ranks did, as far as is known, when another one failed; without those that ended."""
+        """Return what ranks that had not ended did, where it is known, when another one failed."""
         ended = self.returned | self.failures.keys()
         return {rank: doing for rank, doing in self._activities.items() if rank not in ended}
 

@@ -163,7 +163,7 @@ class RunBoard:
         return found
 
     def _ranks(self) -> list[dict[str, Any]]:
-        """Where each rank runs, and how far it is."""
+        """Return where each rank runs, and how far it is."""
         attempt = self._attempt
         if attempt is None:
             return []

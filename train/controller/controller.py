@@ -454,5 +454,5 @@ class TrainController:
 
 
 def _is_own(error: BaseException) -> bool:
-    """Whether an exception is one of miniray; a plain ``MinirayError`` stands for a lost one."""
+    """Return whether an exception is of miniray; a plain ``MinirayError`` stands for a lost one."""
     return isinstance(error, MinirayError) and type(error) is not MinirayError

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def lookup(metrics: Mapping[str, Any], key: str) -> Any:
-    """The metric of this key; ``a/b`` also finds ``metrics["a"]["b"]``. None if there is none."""
+    """Return a metric or None; the key ``a/b`` also finds ``metrics["a"]["b"]``."""
     if key in metrics:
         return metrics[key]
     head, slash, rest = key.partition("/")
@@ -152,7 +152,7 @@ class RunRecorder:
         self._begun.setdefault(name, time.monotonic())
 
     def is_taken(self, name: str) -> bool:
-        """Whether a checkpoint of an earlier attempt or run has this name, and is in the way."""
+        """Return whether a checkpoint of an earlier attempt or run has this name already."""
         return name in self._earlier
 
     def make_way(self, name: str, *, in_place: bool) -> None:

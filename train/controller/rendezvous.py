@@ -174,7 +174,7 @@ class Rendezvous:
         self._break(CollectiveError(why))
 
     def waiting(self, rank: int) -> tuple[str, float, list[int]] | None:
-        """The call in which a rank waits, for how many seconds, and for whom; None if in none."""
+        """Return in which call a rank waits, how many seconds, and for whom; None if in none."""
         for meeting in self._meetings.values():
             if rank in meeting.here:
                 return meeting.call, time.monotonic() - meeting.begun, self._missing(meeting)

@@ -78,7 +78,7 @@ class Fit(enum.Enum):
 
 
 def waiting_demand(name: str) -> Any:
-    """What the head knows of the placement group of this name that waits; None if none does."""
+    """Return the head's row of the placement group of this name; None if it does not wait."""
     from miniray.util.state import list_pending_demands
 
     groups = [("kind", "=", "placement_group")]

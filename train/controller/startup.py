@@ -82,7 +82,7 @@ async def start(group: WorkerGroup, carrier: Carrier, attempt: int, blocking: Bl
 
 
 async def check_shared(group: WorkerGroup, storage: RunStorage, blocking: Blocking) -> None:
-    """See to it that every rank can use the storage.
+    """Check that every rank can use the storage.
 
     Raises:
         StorageNotSharedError: Ranks do not see what is written to the storage here.

@@ -76,7 +76,7 @@ class DatasetSource(UnitsSource):
         self.stays = not any(pools_hold(self._plan).values())
 
     def is_local(self) -> bool:
-        """Whether the ranks hold all CPUs, so that each prepares its data itself; say so once."""
+        """Return whether ranks hold all CPUs, so that each prepares its data; say so once."""
         local = not _is_cpu_left()
         if local:
             _tell_local()
@@ -193,7 +193,7 @@ def _tell_local() -> None:
 
 
 def _is_cpu_left() -> bool:
-    """Whether there is a CPU that no placement group holds, such as those of ranks."""
+    """Return whether there is a CPU that no placement group holds, such as those of ranks."""
     return _left_by(placement_group_table().values()).get("CPU", 0) >= 1
 
 

@@ -60,7 +60,7 @@ class BatchSpec:
     device: Any = None
 
     def checked(self, caller: str) -> BatchSpec:
-        """This spec; raises ValueError if a number makes no sense."""
+        """Return this spec; ValueError if a number makes no sense."""
         _check_whole(caller, "batch_size", self.batch_size, 1)
         _check_whole(caller, "prefetch_batches", self.prefetch_batches, 0)
         return self
@@ -122,7 +122,7 @@ class DataIterator:
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
     ) -> BatchIterable:
-        """Batches for any framework. Each iteration over what this returns is an epoch.
+        """Return batches for any framework. Each iteration over what this returns is an epoch.
 
         Args:
             prefetch_batches: Batches that a thread makes ahead; 0: none, and no thread.
@@ -158,7 +158,7 @@ class DataIterator:
         local_shuffle_seed: int | None = None,
         pin_memory: bool = False,
     ) -> BatchIterable:
-        """Batches of PyTorch tensors. Each iteration over what this returns is an epoch.
+        """Return batches of PyTorch tensors. Each iteration over what this returns is an epoch.
 
         A batch is a dictionary of tensors by column. Items of a PyTorch dataset are put together
         as ``torch.utils.data.default_collate`` does. Arguments that are not named below are those
@@ -257,7 +257,7 @@ class DataIterator:
     def _local_shuffle(
         self, caller: str, size: int | None, seed: int | None
     ) -> tuple[int, int] | None:
-        """Buffer size and seed of a local shuffle, or None."""
+        """Return buffer size and seed of a local shuffle, or None."""
         if seed is not None:
             _check_whole(caller, "local_shuffle_seed", seed, 0)
         if size is None:

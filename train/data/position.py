@@ -18,7 +18,7 @@ def size_of(ranges: Sequence[Range]) -> int:
 
 
 def part(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
-    """The ranges without what comes before ``start`` and from ``stop`` on, counted over all."""
+    """Return the ranges between positions ``start`` and ``stop``, counted over all ranges."""
     found = []
     for low, high in ranges:
         first, last = low + max(0, start), min(high, low + stop)
@@ -30,7 +30,7 @@ def part(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
 
 
 def bounds(total: int, rank: int, world_size: int) -> Range:
-    """Where a rank's part begins and ends; the first ranks get one more if it does not go up."""
+    """Return where a rank's part begins and ends; the first ranks get what is left over."""
     least, more = divmod(total, world_size)
     start = rank * least + min(rank, more)
     return start, start + least + (rank < more)

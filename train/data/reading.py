@@ -167,7 +167,7 @@ class StreamShuffle:
         return self.rest() if len(self._items) == self._window else []
 
     def rest(self) -> list[Any]:
-        """Those of a window that will not be filled."""
+        """Return the items of the last window, which will not be filled."""
         import numpy as np
 
         items, taken = self._items, self._taken
@@ -239,7 +239,7 @@ class StreamReader:
             del ready[:size]
 
     def _shares(self, count: int) -> bool:
-        """Whether the items are less than one for each rank, and some are given to several."""
+        """Return whether there are fewer items than ranks, so that some are given to several."""
         position = self.position
         if self.drop_last or position.taken or not 0 < count < position.world_size:
             return False
@@ -251,7 +251,7 @@ class StreamReader:
         return True
 
     def _sizes(self, whole: int, count: int, ready: int) -> list[int]:
-        """The sizes of the last batches: of ``whole`` ones, and of what is left of the items."""
+        """Return the sizes of the last batches: of ``whole`` ones, and of the remaining items."""
         batch_size, world_size = self.batch_size, self.position.world_size
         sizes = [batch_size] * whole
         rest = max(0, count) % (world_size * batch_size)

@@ -114,7 +114,7 @@ def set_shards(shards: Shards | None) -> Shards | None:
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> DataIterator:
-    """This rank's part of a dataset that the trainer was given.
+    """Return this rank's part of a dataset that the trainer was given.
 
     Args:
         dataset_name: Its name in ``datasets``. May be left out if there is only one.

@@ -112,7 +112,7 @@ def formatter(batch_format: str | None, *, tabular: bool) -> Callable[[Any], Any
 
 
 def collate_numpy(items: Sequence[Any]) -> Any:
-    """Items as arrays, in the structure of one item: a dictionary, a tuple, or a value."""
+    """Return items as arrays, in the structure of one item: a dictionary, a tuple, or a value."""
     first = items[0]
     if isinstance(first, dict):
         return {key: collate_numpy([item[key] for item in items]) for key in first}

@@ -52,7 +52,7 @@ def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
-    """Every tensor that ``move`` moves by itself."""
+    """Yield every tensor that ``move`` moves by itself."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, list | tuple):  # a PackedSequence is a tuple

@@ -108,7 +108,7 @@ class UnitsSource(Source):
         return PassReader(self, seed, whole, share)
 
     def is_local(self) -> bool:
-        """Whether the rank makes the rows itself."""
+        """Return whether the rank makes the rows itself."""
         return True
 
     def tables(self, units: Feed, share: int, *, local: bool) -> Iterator[Any]:

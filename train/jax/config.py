@@ -117,7 +117,7 @@ class JaxBackend(Backend):
     def environments(
         self, workers: Sequence[WorkerInfo], resources: Mapping[str, float]
     ) -> list[dict[str, str]]:
-        """On TPUs, what each host is told of its slice."""
+        """Return variables for each worker: on TPUs, those that describe its slice."""
         if platform(self._config, resources) != "tpu":
             return [{} for _ in workers]
         return slice_environments(workers)
@@ -157,7 +157,7 @@ class JaxBackend(Backend):
         self._connected = True
 
     def on_shutdown(self) -> None:
-        """Part from the other processes, when all of them are done."""
+        """Leave the other processes, when all of them are done."""
         if self._connected:
             import jax
 

@@ -222,10 +222,10 @@ class ControllerThread:
     # --- what the controller does with a worker group ------------------------------------------
 
     async def place(self) -> None:
-        """Nothing has to be reserved."""
+        """Do nothing: these processes need no resources of a cluster."""
 
     async def start(self, carrier: Carrier, attempt: int) -> None:
-        """The processes run, and are connected."""
+        """Do nothing: the processes run, and are connected."""
         del carrier, attempt
 
     async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
@@ -250,16 +250,16 @@ class ControllerThread:
     def run(
         self, loop: Any, setup: SessionSetup, carrier: Carrier
     ) -> list[asyncio.Future[WorkerOutcome]]:
-        """Let every process run the train loop; the outcomes, in order of rank."""
+        """Let every process run the train loop; return the outcomes in order of rank."""
         del loop, carrier  # each has its own
         self._setup.set_result(setup)
         return self._outcomes
 
     async def end_rank(self, rank: int) -> None:
-        """The processes end when their programs do."""
+        """Do nothing: the processes end when their programs do."""
 
     async def stop(self, *, graceful: bool) -> None:
-        """The processes end when their programs do."""
+        """Do nothing: the processes end when their programs do."""
 
 
 async def _end_all() -> None:

@@ -205,7 +205,7 @@ class Result:
 
 
 def _checkpoint_config(storage: RunStorage) -> CheckpointConfig:
-    """By which rule a run keeps checkpoints; the default one if that can't be read."""
+    """Return by which rule a run keeps checkpoints; the default if that can't be read."""
     try:
         given = json.loads(storage.read_text("config.json"))["run_config"]["checkpoint_config"]
         return CheckpointConfig(**given)

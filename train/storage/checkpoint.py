@@ -89,7 +89,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The files as a local folder, to be read only.
+        """Yield a local folder with the files, to be read only.
 
         A local checkpoint is not copied. A remote one is fetched into a temporary folder, once for
         all processes of the machine that read it at the same time. The last of them deletes it at
@@ -182,7 +182,7 @@ class CheckpointUploadMode(enum.Enum):
     NO_UPLOAD = "NO_UPLOAD"
 
     def default_delete_local_checkpoint_after_upload(self) -> bool:
-        """Whether the local files are deleted after the upload unless the user says otherwise."""
+        """Return whether local files are deleted after the upload by default."""
         return self is CheckpointUploadMode.ASYNC
 
 
@@ -219,7 +219,7 @@ class ReportedCheckpoint:
 
 
 def member(kind: type[enum.Enum], argument: str, value: Any) -> Any:
-    """The value, if it is of this enumeration; else raise ValueError that names what is allowed."""
+    """Return a member of an enumeration; ValueError names what is allowed if it is none."""
     matches = isinstance(value, kind)
     if not matches:
         allowed = ", ".join(f"{kind.__name__}.{each.name}" for each in kind)

@@ -114,7 +114,7 @@ def shown(filesystem: Any, given: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two fsspec filesystems are one place, also if they wrap equal ones of pyarrow."""
+    """Return whether two fsspec filesystems are one place, also if they wrap pyarrow's."""
     if one == other:
         return True
     arrow = sys.modules.get("fsspec.implementations.arrow")  # not loaded: nothing is wrapped
@@ -158,7 +158,7 @@ def in_memory(filesystem: Any) -> bool:
 
 
 def files_below(filesystem: Any, folder: str) -> dict[str, int]:
-    """Size in bytes of every file below a folder, by its path in the folder."""
+    """Return the size of every file below a folder, by its path there."""
     # Filesystems differ in whether the paths that they return begin with a slash.
     prefix = f"{folder.strip('/')}/"
     filesystem.invalidate_cache(folder)

@@ -58,7 +58,7 @@ def pending_path(name: str) -> str:
 
 
 def named(entries: set[str]) -> tuple[set[str], set[str]]:
-    """The checkpoints that have a manifest, and those that have a mark, among names of files."""
+    """Return the checkpoints with a manifest, and those with a mark, among names of files."""
     return (
         {entry.removesuffix(_MANIFEST) for entry in entries if entry.endswith(_MANIFEST)},
         {entry.removesuffix(_PENDING) for entry in entries if entry.endswith(_PENDING)},

@@ -182,7 +182,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with keys joined by ``/``."""
+    """Return nested dictionaries as one, with keys joined by ``/``."""
     flat: dict[str, Any] = {}
     for key, value in metrics.items():
         if isinstance(value, dict):

@@ -29,7 +29,7 @@ _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated"
 
 @contextlib.contextmanager
 def shared_copy(filesystem: Any, path: str) -> Iterator[str]:
-    """A local folder with the files, which other processes of this machine may read too."""
+    """Yield a local folder with the files, which processes of this machine share."""
     key = _key_of(filesystem, path)
     folder = _folder_of_copies() if key is not None else None
     if key is None or folder is None:

@@ -55,7 +55,7 @@ class RunStorage:
 
     @classmethod
     def of_run(cls, path: str | os.PathLike[str], filesystem: Any = None) -> RunStorage:
-        """The storage of a run by the path or URL of its own folder; ``~`` is the user's home."""
+        """Open the storage of a run by the path or URL of its folder; ``~`` is the user's home."""
         if filesystem is None and os.fspath(path).startswith("~"):
             path = Path(path).expanduser()
         storage = cls.__new__(cls)
@@ -99,7 +99,7 @@ class RunStorage:
         return self.path if local else str(self.filesystem.unstrip_protocol(self.path))
 
     def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
-        """Path of the folder of a checkpoint: where a ``checkpoint_upload_fn`` writes to."""
+        """Return the path of a checkpoint's folder: where a ``checkpoint_upload_fn`` writes to."""
         return self.files.at(checkpoint_name)
 
     # --- the run -------------------------------------------------------------------
@@ -166,7 +166,7 @@ class RunStorage:
         self.files.write(f"{_PROBE}{token}", "")
 
     def problem_here(self, token: str, *, writes: bool) -> str:
-        """What keeps this process from finding that probe, or from writing if it ``writes``."""
+        """Return why this process can't find the probe or, if it ``writes``, write; else ""."""
         if not self.files.exists(f"{_PROBE}{token}"):
             return NOT_SHARED
         if writes:
@@ -278,7 +278,7 @@ class RunStorage:
         self._unmark(name)
 
     def committed(self) -> set[str]:
-        """Names of the checkpoints that have a manifest, also if files of theirs were lost."""
+        """Return names of checkpoints with a manifest, also if files of theirs were lost."""
         with_manifest, _ = manifests.named(self.files.names(manifests.FOLDER))
         return with_manifest
 

@@ -83,7 +83,7 @@ class Store:
         return bool(self.filesystem.exists(self.at(name)))
 
     def names(self, folder: str = "") -> set[str]:
-        """Names of the files and folders that are directly in a folder."""
+        """Return names of the files and folders that are directly in a folder."""
         path = self.at(folder)
         self.filesystem.invalidate_cache(path)
         try:
@@ -128,7 +128,7 @@ class Store:
             self._with_parents(remote, lambda: self.filesystem.put(local, remote))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Size in bytes of each file of a folder and its folders, by its path there."""
+        """Return the size of each file of a folder and its folders, by its path there."""
         try:
             return files_below(self.filesystem, self.at(folder))
         except FileNotFoundError:
@@ -158,7 +158,7 @@ class Store:
 
 
 def list_files(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Size in bytes of every file below a local folder, by its path in the folder."""
+    """Return the size of every file below a local folder, by its path there."""
     root = Path(folder)
     files: dict[str, int] = {}
     for parent, _, names in os.walk(root, followlinks=True):
@@ -169,7 +169,7 @@ def list_files(folder: str | os.PathLike[str]) -> dict[str, int]:
 
 
 def merge(sizes: Iterable[Mapping[str, int]]) -> tuple[dict[str, int], set[str]]:
-    """All files of several folders that were copied into one, and those whose size is unclear."""
+    """Return all files of folders that were copied into one, and those of unclear size."""
     merged: dict[str, int] = {}
     unclear = set()
     for each in sizes:
@@ -180,7 +180,7 @@ def merge(sizes: Iterable[Mapping[str, int]]) -> tuple[dict[str, int], set[str]]
 
 
 def _encoded(text: str) -> bytes:
-    """Text as UTF-8; what has no form in it, as of names of files that are none, is escaped."""
+    """Return text as UTF-8; what UTF-8 can't hold, as in some names of files, is escaped."""
     return text.encode(errors="backslashreplace")
 
 

@@ -80,7 +80,7 @@ class TorchBackend(Backend):
         return _PRELOAD
 
     def preload_later(self, resources: Mapping[str, float]) -> tuple[str, ...]:
-        """On CPUs, the compiler's front end.
+        """Name the compiler's front end on CPUs.
 
         It is loaded by the first DistributedDataParallel or optimizer step of a process anyway,
         and takes almost as long as PyTorch itself. With accelerators it brings kernels' compilers
@@ -171,7 +171,7 @@ class TorchBackend(Backend):
         self._made_group = True
 
     def _agree_on_backend(self, member: GroupMember) -> str:
-        """The backend that was asked for, or what rank 0 finds best, so that all have the same."""
+        """Return the backend that was asked for, or else the one that rank 0 chooses for all."""
         if self._config.backend is not None:
             return self._config.backend
         if member.ranks.world_rank != 0:

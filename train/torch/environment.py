@@ -80,7 +80,7 @@ def default_backend(member: GroupMember, *, cuda: bool) -> str:
 
 
 def thread_count(cpus: float, cores: int, local_world_size: int) -> int:
-    """Threads of a worker: as many as it holds CPUs, or without CPUs its share of the cores."""
+    """Return a worker's number of threads: its CPUs, or without any its share of the cores."""
     return max(1, int(cpus) or cores // local_world_size)
 
 

@@ -84,7 +84,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         return True
 
     def clone(self) -> GroupStore:
-        """This store: its calls do not wait for each other."""
+        """Return this store: its calls do not wait for each other."""
         return self
 
     def _use(self, operation: str, *arguments: Any) -> Any:

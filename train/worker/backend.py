@@ -68,7 +68,7 @@ class Backend:
     """Base of backends; by itself it connects nothing."""
 
     def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
-        """Modules that the process of a rank needs, so that it begins with them loaded.
+        """Return modules that a rank needs, so that its process begins with them loaded.
 
         Loaded once per node, in a process of which those of the ranks are forked; so they may
         start no thread, and nothing that a fork does not survive. Called in the controller.
@@ -77,7 +77,7 @@ class Backend:
         return ()
 
     def preload_later(self, resources: Mapping[str, float]) -> tuple[str, ...]:
-        """Modules that most train loops need sooner or later, and that take long to load.
+        """Return modules that most train loops need sooner or later, and that load slowly.
 
         Loaded once per node, beside the first ranks, which may have to load them for themselves:
         those that start later begin with them. The same rules hold as for ``preload``.

@@ -84,23 +84,23 @@ class TrainContext:
         return self._session.storage.name
 
     def get_world_size(self) -> int:
-        """Number of workers of the run."""
+        """Return the number of workers of the run."""
         return self._session.ranks.world_size
 
     def get_world_rank(self) -> int:
-        """Rank of this worker among all, from 0."""
+        """Return the rank of this worker among all, from 0."""
         return self._session.ranks.world_rank
 
     def get_local_rank(self) -> int:
-        """Rank of this worker among those of its node, from 0."""
+        """Return the rank of this worker among those of its node, from 0."""
         return self._session.ranks.local_rank
 
     def get_local_world_size(self) -> int:
-        """Number of workers on this node."""
+        """Return the number of workers on this node."""
         return self._session.ranks.local_world_size
 
     def get_node_rank(self) -> int:
-        """Rank of this node among those of the run, from 0."""
+        """Return the rank of this node among those of the run, from 0."""
         return self._session.ranks.node_rank
 
     def get_storage(self) -> RunStorage:
@@ -110,7 +110,7 @@ class TrainContext:
     # Names of Ray's that have no meaning for a run, and raise as they do there.
 
     def get_metadata(self) -> dict[str, Any]:
-        """Not supported: pass values in ``train_loop_config``, or with a checkpoint."""
+        """Refuse: pass values in ``train_loop_config``, or with a checkpoint."""
         raise DeprecationWarning(
             "TrainContext.get_metadata() is not supported. Pass values in train_loop_config, or "
             "keep them with a checkpoint: Checkpoint.set_metadata()."

@@ -36,7 +36,7 @@ TIMEOUT, ABORT_TIMEOUT = 20.0, 3.0
 
 
 def output_of_this_process() -> str:
-    """Pattern of the files with this worker's output, without ``.out`` and ``.err``."""
+    """Return the pattern of this worker's output files, without ``.out`` and ``.err``."""
     context = get_runtime_context()
     folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
     return str(folder / f"worker-*{context.get_worker_id()}*")

@@ -184,7 +184,7 @@ class RankSession:
         self._uploads.close(wait=wait, cancel=not upload_rest)
 
     def reported_checkpoints(self, timeout: float | None) -> list[ReportedCheckpoint]:
-        """The complete checkpoints, once all reports of this rank so far are in the storage."""
+        """Return the complete checkpoints, once this rank's reports so far are in the storage."""
         found, missing = self._controller.reported_checkpoints(self._reported, timeout)()
         self._uploads.raise_failure()
         if missing and timeout is None:
@@ -272,7 +272,7 @@ def _check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
 
 
 def _lies_in(inner: Checkpoint, outer: Checkpoint) -> bool:
-    """Whether the files of one checkpoint are in the folder of another, as far as names tell."""
+    """Return whether, by their names, one checkpoint lies in the folder of another."""
     one, other = inner.fsspec_filesystem, outer.fsspec_filesystem
     if is_local(one) and is_local(other):
         return Path(inner.path).resolve().is_relative_to(Path(outer.path).resolve())

@@ -130,7 +130,7 @@ class TrainWorker:
         self._backend.on_start(dataclasses.replace(member, listener=listener))
 
     def storage_problem(self, storage: RunStorage, token: str) -> str:
-        """What keeps this process from using the storage that the controller has written to."""
+        """Return what keeps this process from using the controller's storage; empty if nothing."""
         assert self._ranks is not None
         return storage.problem_here(token, writes=self._ranks.local_rank == 0)
 

@@ -238,7 +238,7 @@ class PlacementGroups:
         self._settle(group)
 
     def forbid(self, id: bytes) -> None:
-        """Never make a group, though its creator may ask for it."""
+        """Refuse to make a group, even if its creator asks for it later."""
         self._never[id] = None
         if len(self._never) > _REMEMBERED:
             del self._never[next(iter(self._never))]

@@ -268,7 +268,7 @@ class ClusterScheduler:
         return self._table.settle(Decisions(), now)
 
     def next_deadline(self) -> float | None:
-        """When ``advance`` should be called next; None: not before something else changes."""
+        """Return when ``advance`` should be called next; None: when something else changes."""
         return self._table.next_deadline()
 
     # --- asking ------------------------------------------------------------------------

@@ -229,7 +229,7 @@ class MemoryService:
         self.questions.answers["memory"] = self.report
 
     async def report(self, seconds: float, limit: int, detail: bool) -> NodeMemory:
-        """What this node has, and what its processes know of it."""
+        """Return what this node has, and what its processes know of it."""
         clients = [each for each in self.clients.clients.values() if not each.is_command]
         told = await self.questions.ask_processes(clients, "objects", (limit, detail), seconds)
         held = {process: answer for process, answer, why in told if not why}
@@ -252,7 +252,7 @@ class MemoryService:
         }
 
     def own(self) -> OwnMemory:
-        """What this daemon keeps, without what processes know of it."""
+        """Return what this daemon keeps, without what processes know of it."""
         return {
             "pid": os.getpid(),
             "segments": segment_rows(self._node_id, self.objects.store, MAX_OBJECTS),
@@ -261,13 +261,13 @@ class MemoryService:
         }
 
     def _own_objects(self, limit: int, *, detail: bool) -> ObjectsHeld:
-        """What this daemon holds in place of others."""
+        """Return what this daemon holds in place of owners that have ended."""
         return adopted_report(self._node_id, self.adopted.held(), limit, detail=detail)
 
     def _processes(
         self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld
     ) -> list[ProcessRow]:
-        """This process, and those that were asked and live."""
+        """Return the rows of this process, and of those that were asked and still live."""
         rows = [_process(self._node_id, os.getpid(), "NODE", "", own)]
         for client in asked:
             if client.process_id in self.clients.clients:

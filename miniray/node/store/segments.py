@@ -237,7 +237,7 @@ class SegmentStore:
                 self._look_at(segment)
 
     def leave_open(self, mapper: bytes) -> None:
-        """Never reuse the memory that a process has mapped now: its child reports nothing."""
+        """Keep what a process has mapped now from reuse: its forked child reports no unmapping."""
         for segment in self._of(mapper):
             segment.left_open |= mapper in segment.mappers
 

@@ -69,7 +69,7 @@ class OutputPipe:
         self._settling: asyncio.TimerHandle | None = None
 
     def named(self) -> tuple[int, str]:
-        """The number and the name under which the worker writes; ``(0, "")`` before the first."""
+        """Return number and name under which the worker writes; ``(0, "")`` before the first."""
         return max(self._running(), self._splitter.named)
 
     def begin(self, path: Path, default: str) -> None:
