@@ -25,9 +25,9 @@ for _name in [name for name in os.environ if name.startswith("MINIRAY_")]:
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # On a machine that does other things too, any example may take longer than any time. Whether a
-# change is good is not to depend on luck: others than these examples are for the slow tests.
-hypothesis.settings.register_profile("miniray", deadline=None, derandomize=True, max_examples=50)
-hypothesis.settings.register_profile("slow", deadline=None)
+# change is good is not to depend on luck: other examples, and more, are for the slow tests.
+hypothesis.settings.register_profile("miniray", deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.register_profile("slow", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("miniray")
 
 

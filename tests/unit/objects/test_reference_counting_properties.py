@@ -312,6 +312,4 @@ class World(RuleBasedStateMachine):
 
 
 TestReferenceCounting = World.TestCase
-TestReferenceCounting.settings = settings(
-    max_examples=100, stateful_step_count=60, derandomize=True
-)
+TestReferenceCounting.settings = settings(stateful_step_count=60)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.common.object_ref import ObjectRef, hooks
@@ -62,7 +62,6 @@ def test_large_bytes_travel_without_a_pickle_around_them() -> None:
     assert serialize(b"x" * 100).form == VALUE_PICKLE
 
 
-@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5000), max_size=6))
 def test_arrays_of_any_size_come_back_aligned_and_without_a_copy(sizes: list[int]) -> None:
     arrays = [np.arange(size, dtype=np.int64) for size in sizes]

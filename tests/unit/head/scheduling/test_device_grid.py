@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT, parse_needs
@@ -130,7 +130,6 @@ def test_bundles_get_blocks_and_parts_of_a_bundle_are_blocks_of_it() -> None:
     assert sorted([*ids[0], *ids[3]]) == ["6", "7"]
 
 
-@settings(max_examples=200)
 @given(st.sampled_from(["0123", "01234567", "1235", "24567"]), st.randoms(use_true_random=False))
 def test_every_demand_that_a_free_block_could_serve_is_served_by_one(
     ids: str, choice: random.Random

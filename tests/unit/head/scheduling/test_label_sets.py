@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.common.labels import describe, parse_selector
@@ -163,7 +163,6 @@ def test_what_waits_says_whether_it_could_ever_be_placed() -> None:
 # --- against brute force ---------------------------------------------------------------------
 
 
-@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from("abcde"), st.sets(st.sampled_from("vwxyz")), min_size=1))
 def test_a_matching_is_found_where_there_is_one(wanted: dict[str, set[str]]) -> None:
     found = match({name: sorted(values) for name, values in wanted.items()})
@@ -176,7 +175,6 @@ def test_a_matching_is_found_where_there_is_one(wanted: dict[str, set[str]]) -> 
         assert all(found[name] in wanted[name] for name in wanted)
 
 
-@settings(max_examples=150)
 @given(st.randoms(use_true_random=False))
 def test_a_group_is_placed_where_some_choice_of_racks_has_room(choice: random.Random) -> None:
     sizes = [choice.randint(1, 4) for _ in range(choice.randint(1, 4))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT
@@ -29,7 +29,6 @@ def fits_somehow(free: list[int], shares: list[int]) -> bool:
 amounts = st.one_of(st.sampled_from([1, 2]), st.integers(1, 9).map(lambda tenths: tenths / 10))
 
 
-@settings(max_examples=200)
 @given(
     st.lists(amounts, min_size=1, max_size=6),
     st.lists(st.integers(1, 9).map(lambda tenths: tenths / 10), max_size=3),

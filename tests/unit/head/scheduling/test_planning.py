@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT
@@ -67,7 +67,6 @@ def fits_somehow(nodes: list[ResourcePool], bundles: list[dict[str, float]]) -> 
     )
 
 
-@settings(max_examples=300)
 @given(
     st.lists(SIZES, min_size=1, max_size=3),
     st.lists(AMOUNTS, min_size=1, max_size=5),
@@ -99,7 +98,6 @@ def test_those_with_few_places_come_first_and_then_the_large_ones(strategy: str)
     assert [node.free["CPU"] for node in nodes] == [0, 0]
 
 
-@settings(max_examples=200)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 5), st.integers(1, 6))
 @example([2, 4, 4], 1, 8)  # the first is idle, the others are half in use
 def test_pack_puts_equal_bundles_on_the_fewest_nodes_there_are(

@@ -6,7 +6,7 @@ import collections
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT, parse_needs
@@ -255,11 +255,11 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_held_twice_or_lost_or_kept_waiting_through_10000_random_steps(
+def test_nothing_is_held_twice_or_lost_or_kept_waiting_through_4000_random_steps(
     seed: int,
 ) -> None:
     world = World(seed)
-    for step in range(2500):
+    for step in range(1000):
         world.step()
         world.check_devices()
         if step % 5 == 0:
@@ -292,7 +292,6 @@ def test_when_everything_has_ended_everything_is_free(seed: int) -> None:
         )
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(amounts, st.booleans()), max_size=30))
 def test_release_undoes_allocate(steps: list[tuple[float, bool]]) -> None:
     node = node_pool("ab", {"CPU": 16}, {"GPU": [str(number) for number in range(8)]})
@@ -310,7 +309,6 @@ def test_release_undoes_allocate(steps: list[tuple[float, bool]]) -> None:
             assert (node.free, node.devices["GPU"].free) == (free, devices)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.lists(amounts, min_size=1, max_size=4), min_size=1, max_size=6),
     st.sampled_from(STRATEGIES),
@@ -339,7 +337,6 @@ def test_a_group_is_placed_whole_or_not_at_all(
     assert all(node.devices["GPU"].free == [UNIT, UNIT] for node in nodes)
 
 
-@settings(max_examples=200)
 @given(
     st.lists(
         st.dictionaries(st.sampled_from(["CPU", "GPU", "memory"]), st.integers(1, 5), max_size=3),
@@ -368,7 +365,6 @@ def test_freed_room_goes_to_those_that_fit_in_order_of_arrival(
     assert [grant.lease_id for grant in out.grants] == expected
 
 
-@settings(max_examples=50)
 @given(st.lists(st.sampled_from([0.25, 0.5]), min_size=1, max_size=60), st.integers(1, 4))
 def test_shares_that_divide_a_device_are_placed_while_their_sum_fits(
     shares: list[float], count: int

@@ -228,4 +228,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMemories = Machine.TestCase
-TestMemories.settings = settings(max_examples=60, stateful_step_count=40)
+TestMemories.settings = settings(stateful_step_count=40)

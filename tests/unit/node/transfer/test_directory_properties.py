@@ -381,4 +381,4 @@ class World(RuleBasedStateMachine):
 
 
 TestDirectory = World.TestCase
-TestDirectory.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestDirectory.settings = settings(stateful_step_count=60)

@@ -9,7 +9,7 @@ import types
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.train import (
@@ -99,7 +99,6 @@ def test_half_a_row_of_a_killed_process_is_removed(kind, half, tmp_path):
     assert half not in path.read_text()
 
 
-@settings(deadline=None, max_examples=30)
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers()), max_size=8))
 def test_a_csv_file_holds_every_value_of_every_row(rows, tmp_path_factory):
     path = tmp_path_factory.mktemp("csv") / "file.csv"

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.train.data.adapt import adapt
@@ -123,7 +123,6 @@ def test_a_pass_that_is_resumed_gives_exactly_the_rows_not_seen(kind, world, par
     assert sorted(seen + rest) == list(range(50))
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(2, 90),
     old=st.integers(1, 4),
@@ -203,7 +202,6 @@ def test_a_local_shuffle_mixes_the_items_of_a_stream_anew_in_each_epoch():
                 assert sorted(order[start : start + 6]) == own[start : start + 6]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 60),
     world=st.integers(1, 4),

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numpy")
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.train.data.order import EpochOrder, Permutation, derive_key
@@ -40,7 +40,6 @@ def numbers(ranges):
     return [number for start, stop in ranges for number in range(start, stop)]
 
 
-@settings(deadline=None)
 @given(ranges_of(), worlds)
 def test_parts_hold_every_position_once_and_differ_by_at_most_one(ranges, world):
     parts = split(ranges, world)
@@ -48,13 +47,11 @@ def test_parts_hold_every_position_once_and_differ_by_at_most_one(ranges, world)
     assert max(map(size_of, parts)) - min(map(size_of, parts)) <= 1
 
 
-@settings(deadline=None)
 @given(ranges_of(), st.integers(0, 400), st.integers(0, 400))
 def test_a_part_of_ranges_is_a_slice_of_their_positions(ranges, start, stop):
     assert numbers(part(ranges, start, stop)) == numbers(ranges)[start:stop]
 
 
-@settings(deadline=None)
 @given(ranges_of(), worlds, st.integers(0, 100))
 def test_what_is_left_over_is_what_no_rank_has_taken(ranges, world, taken):
     seen = [number for each in split(ranges, world) for number in numbers(each)[:taken]]
@@ -62,7 +59,6 @@ def test_what_is_left_over_is_what_no_rank_has_taken(ranges, world, taken):
     assert sorted(seen + left) == numbers(ranges)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500), worlds, st.integers(1, 40), st.booleans())
 def test_every_rank_has_the_same_number_of_batches(total, world, batch_size, drop_last):
     total = max(total, world)
@@ -82,7 +78,6 @@ def test_every_rank_has_the_same_number_of_batches(total, world, batch_size, dro
         assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(bounds))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3000), seeds)
 def test_a_permutation_holds_each_number_once(size, seed):
     order = Permutation(size, derive_key(seed)).take(np.arange(size))
@@ -128,7 +123,6 @@ def rows_of(order, start, stop, together=100):
     return [(block, int(row)) for block, part in parts for row in part.numbers()]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), seeds, st.integers(0, 5))
 def test_an_epoch_has_every_row_of_every_block_once(blocks, seed, epoch):
     order = EpochOrder(blocks, seed, epoch)
@@ -155,7 +149,6 @@ def test_without_a_seed_rows_keep_their_order():
 IDENTITY = {"name": "train", "rows": 100, "seed": 0}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), worlds, worlds, st.data())
 def test_a_state_leaves_what_was_not_seen_to_any_number_of_ranks(total, world, other, data):
     total = max(total, world)
@@ -173,7 +166,6 @@ def test_a_state_leaves_what_was_not_seen_to_any_number_of_ranks(total, world, o
     assert set(seen + left) == set(range(total))
 
 
-@settings(deadline=None)
 @given(ranges_of(), worlds)
 def test_each_rank_has_a_position_if_there_is_one(ranges, world):
     enough = enough_for(world, ranges)
