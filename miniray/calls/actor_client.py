@@ -193,7 +193,7 @@ class ActorClient(Channel):
         Args:
             state: What it is now.
             node_id: Where it lives, if it does.
-            process_id: The same.
+            process_id: Of its process, if it lives.
             epoch: Counts its processes.
             cause: Makes the error of a dead actor.
             at_once: Calls in flight have failed, whatever it may still have said.

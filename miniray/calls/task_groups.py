@@ -6,7 +6,7 @@ asked for, is for ``task_client.py``, whose lock protects this.
 A task that would have to move much data to any other node wishes to run where that is. Leases on
 other nodes are left to other tasks for as long as moving the data or starting a worker would take
 ("delay scheduling", Zaharia et al., EuroSys 2010). After that it runs anywhere. It does not wait if
-another task has just waited for that node in vain.
+another task has just waited for that node without success.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RATE = 1 << 30
 #: Seconds that a task waits for a lease on the node it prefers: for a worker to start, even on a
 #: busy machine, and at most.
 SHORTEST, LONGEST = 0.1, 1.0
-#: Seconds for which a node is not waited for after that was in vain.
+#: Seconds for which no task waits for a node after a task has waited for it without success.
 FULL_FOR = 1.0
 #: How many of the waiting tasks are looked at for each lease.
 LOOK = 16
@@ -201,7 +201,7 @@ class TaskGroup:
     refused: bool = False
     #: When they are looked at again, as one will have waited long enough.
     next_look: float = math.inf
-    #: Nodes that were waited for in vain, and when that was.
+    #: Nodes for which a task waited without success, and when that was.
     _full: dict[bytes, float] = dataclasses.field(default_factory=dict)
     #: Seconds that a task takes, a moving average; None until the first has ended.
     duration: float | None = None

@@ -190,7 +190,7 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
 
 def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
     """Do as ``connect`` with a cluster of miniray."""
-    cwd = _working_directory()  # before anything is started in vain
+    cwd = _working_directory()  # before anything is started: it may be refused
     raise_limit(ENOUGH)
     take_token()  # needed or not: children and workers would inherit it
     node = _find(options) or _start_node(options)

@@ -1,6 +1,6 @@
 """What this process reports of its calls when somebody asks: lists of tasks, and `miniray why`.
 
-Nothing is recorded for it: open calls are in the call table, and who waits for what is read from
+Nothing is recorded for it: open calls are in the call table, and what each waits for is read from
 the frames of threads and coroutines when the question comes.
 """
 

@@ -1,7 +1,7 @@
 """Processes: what the kernel says of them, their limits, and how a new interpreter is started.
 
 Reads below /proc so that a process that hangs does not hang its reader. One that hangs in a driver
-may hold the lock of its memory, and who reads its environment or command line waits for that lock;
+may hold the lock of its memory, for which a reader of its environment or command line waits;
 ``stat`` takes none.
 """
 

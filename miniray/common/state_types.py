@@ -26,7 +26,7 @@ class QuarantineStatus(TypedDict):
     devices: dict[str, list[str]]
     #: When it was given up.
     since: float
-    #: The same in words.
+    #: A sentence about it.
     reason: str
 
 
@@ -165,7 +165,7 @@ class ClusterStatus(TypedDict):
 
 
 #: Ray's names for why an object is held. PINNED_IN_MEMORY: a process has it mapped;
-#: UNKNOWN_STATUS: whoever knows did not tell.
+#: UNKNOWN_STATUS: the process that knows did not answer.
 ReferenceType = Literal[
     "USED_BY_PENDING_TASK",
     "LOCAL_REFERENCE",

@@ -112,7 +112,7 @@ class _UnboundMethod:
     _options: dict[str, Any]
 
     def options(self, **options: Any) -> _UnboundMethod:
-        """Return the same with options of the method."""
+        """Return this method with other options."""
         return _UnboundMethod(self._parent, self._name, {**self._options, **options})
 
     def bind(self, *args: Any, **kwargs: Any) -> ClassMethodNode:

@@ -1,7 +1,7 @@
 """Executes a plan: feeds that are read from the consumer's side, and one wait for all of them.
 
-Nothing runs ahead by itself: who reads the last feed reads those below it, which start what may
-start. Where none has anything, the consumer waits for the calls whose blocks come next.
+Nothing runs ahead by itself: the reader of the last feed reads those below it, which start what
+may start. Where none has anything, the consumer waits for the calls whose blocks come next.
 """
 
 from __future__ import annotations

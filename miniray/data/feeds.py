@@ -1,7 +1,7 @@
 """Feeds: generators of units, those of a source or blocks that tasks have made, that never wait.
 
 A feed yields a unit; or a list of generators of which one has to go on before there is another; or
-None, again and again, when there are no more. Who reads it closes it then: a pool may have to make
+None, again and again, when there are no more. Its reader closes it then: a pool may have to make
 its blocks again until these are read. It is read from the consumer's side; see ``executor``.
 ``Setting`` is what all of an execution know of their surroundings, and the limits that follow.
 """

@@ -141,7 +141,7 @@ class ExecutionStats:
         return "\n".join(lines)
 
     def summary(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return these figures as plain values."""
         return {
             "operators": [dataclasses.asdict(each) for each in self.stages],
             "seconds": self.seconds,

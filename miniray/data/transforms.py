@@ -95,7 +95,7 @@ class Udf:
         return isinstance(self.function, type)
 
     def made(self) -> Udf:
-        """Return the same with an object in place of the class."""
+        """Return this step with an object in place of the class."""
         if not self.is_class:
             return self
         made = self.function(*self.init_args, **self.init_kwargs)

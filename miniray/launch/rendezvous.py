@@ -166,7 +166,7 @@ class SharedFolder(MeetingPlace):
 
 
 class SealedFolder(SharedFolder):
-    """The same, where the file with the secret is encrypted by munge."""
+    """A folder in which the file with the secret is encrypted by munge."""
 
     #: What names it where others name a folder.
     NAME = "munge"

@@ -146,7 +146,7 @@ def execution_of(frames: list[FrameType]) -> Execution | None:
     """Return the call that a thread of a worker runs.
 
     Reads the variables of miniray's frames, the innermost first; a frame keeps what is read of it
-    until it ends, so this is for who asks about calls.
+    until it ends, so this is for questions about calls.
     """
     for frame in reversed(frames):
         if frame.f_globals.get("__name__", "").startswith(_WORKER):

@@ -174,7 +174,7 @@ class BootResult:
     pids: Mapping[str, int]
     #: The node's totals, in units.
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    #: What is wrong with it, though it runs, for who has started it; empty if nothing is.
+    #: What is wrong with it, though it runs, for the user who started it; empty if nothing is.
     warning: str = ""
     #: Where its page is; empty if nothing listens for that.
     dashboard_url: str = ""

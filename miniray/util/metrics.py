@@ -60,7 +60,7 @@ class Metric:
 
         Args:
             name: Letters, digits, ``_`` and ``:``. Else the metric is discarded, with a warning.
-            description: For who reads the metrics.
+            description: For readers of the metrics.
             tag_keys: Keys of its tags; each value has to give all of them.
 
         Raises:

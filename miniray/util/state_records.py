@@ -71,7 +71,7 @@ class ActorState(State):
     required_resources: dict[str, float]
     #: Why it is dead, as a sentence; None while it is not.
     death_cause: str | None
-    #: The same as the name of a ``miniray.exceptions.DeathCause``.
+    #: Why it is dead, as the name of a ``miniray.exceptions.DeathCause``.
     death_kind: str | None
     is_detached: bool
     placement_group_id: str | None
@@ -121,7 +121,7 @@ class NodeState(State):
     labels: dict[str, str]
     #: Workers that were killed and are not gone, each with ``pids`` and ``names`` of what is left
     #: of it, ``devices`` (ids by resource) that are out of service until it is gone, ``since``
-    #: (seconds since the epoch) and ``reason`` (the same in words).
+    #: (seconds since the epoch) and ``reason`` (a sentence).
     quarantined: list[dict[str, Any]]
 
     _HEAD_NAMES = {  # noqa: RUF012
@@ -206,7 +206,7 @@ class ClusterEventState(State):
     source_type: str
     #: What has happened to it: ``joined``, ``died``, ``killed_for_memory``.
     event_type: str
-    #: The same in a sentence, with the cause.
+    #: What has happened, in a sentence with the cause.
     message: str
     #: Hex ids of what it is about.
     custom_fields: dict[str, str]
@@ -362,7 +362,7 @@ class ObjectState(State):
     is_spilled: bool
     #: Every reason why it is held, and by whom.
     holders: list[HolderState]
-    #: The same in words.
+    #: Why it is held, as a sentence.
     why: str
 
 

@@ -190,7 +190,7 @@ class SlicePlacementGroup:
 
     @property
     def placement_group(self) -> PlacementGroup | None:
-        """The same as ``slice_placement_group``."""
+        """``slice_placement_group``, by another of Ray's names."""
         return self.slice_placement_group
 
     @property

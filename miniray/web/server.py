@@ -212,7 +212,7 @@ class _Connection(H11Protocol):
         self._strangers = strangers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room: connections on which nobody shows who he is could else hold all of it."""
+        """Close the oldest connection that has not proved itself, if there are too many."""
         super().connection_made(transport)
         self._strangers[self.client] = transport
         if len(self._strangers) > _MOST_STRANGERS:

@@ -1,7 +1,7 @@
 """The other processes that this one talks to: a direct socket on the same node, else a relay.
 
 A peer is addressed by (node id, process id). Connections are made on first use and
-by whoever asks first; both ends then use the same one. Losing the connection, or
+by the process that needs it first; both ends then use it. Losing the connection, or
 word from the daemon that a process is gone, is reported once per peer.
 """
 

@@ -1,4 +1,4 @@
-"""The actors of the cluster: names, where each lives, who wants to know, and restarts.
+"""The actors of the cluster: names, addresses, subscribers, and restarts.
 
 Responsible for the life of an actor from its registration to its death; placing it is
 the scheduler's work, and running it a daemon's.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Events that are remembered of each source and severity: many of one kind leave others alone.
 KEPT = 1000
-#: Seconds in which the same is told once.
+#: Seconds in which equal events are kept once.
 _AGAIN_AFTER = 60.0
 #: What events are in the order of.
 _number = operator.itemgetter("event_id")

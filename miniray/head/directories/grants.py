@@ -94,7 +94,7 @@ class Request:
     demand: Demand
     #: When it was made, by the loop's clock.
     since: float
-    #: The same in seconds since the epoch.
+    #: When it was made, in seconds since the epoch.
     since_epoch: float
 
 

@@ -63,7 +63,7 @@ class GroupPlacement:
     status: GroupStatus = GroupStatus.PENDING
     #: What each placed bundle reserved, by bundle index.
     allocations: dict[int, Allocation] = dataclasses.field(default_factory=dict)
-    #: The same of those placed before a restart of the head, whose nodes have not reported yet.
+    #: Reservations from before a restart of the head, on nodes that have not reported yet.
     awaited: dict[int, Allocation] = dataclasses.field(default_factory=dict)
 
     @classmethod

@@ -136,7 +136,7 @@ class GroupTable:
         self.groups: dict[bytes, Group] = {}
         #: Groups with bundles to place.
         self.unplaced: dict[bytes, Group] = {}
-        #: The same by what they lack: where the oldest has no room, the others have none.
+        #: ``unplaced`` by missing bundles: where the oldest of a kind does not fit, no other does.
         self._alike: dict[Hashable, dict[bytes, Group]] = {}
         self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
         #: Bundles of removed groups that still hold leases.

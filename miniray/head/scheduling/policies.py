@@ -34,7 +34,7 @@ def avoid_accelerators(pool: ResourcePool) -> float:
 def leave_to_others(names: Collection[str]) -> tuple[Ranker, Ranker]:
     """Rank pools with the fewest other devices, then other resources, first.
 
-    For bundles: who needs what a bundle has besides may come later, and has no other one.
+    For bundles: a later demand may need the other resources of a bundle, and has no other one.
     """
 
     def devices(pool: ResourcePool) -> float:

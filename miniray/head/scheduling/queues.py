@@ -315,7 +315,7 @@ class Domain:
         self._queues: dict[Demand, ShapeQueue] = {}
         #: Queues that are not empty.
         self.waiting: dict[ShapeQueue, None] = {}
-        #: The same by the names of the resources that they need, with the amounts.
+        #: ``waiting`` by the names of the resources that the queues need, with the amounts.
         self._by_names: dict[tuple[str, ...], dict[ShapeQueue, Units]] = {}
 
     def queue(self, demand: Demand) -> ShapeQueue:

@@ -198,7 +198,7 @@ class AdoptedObjects:
         self, sender: bytes, owner: bytes, number: int, borrowers: Sequence[tuple[bytes, ...]]
     ) -> None:
         # What reached the owner in its last moments may come from there and again from its
-        # sender, who has not heard that it is counted.
+        # sender, which does not know yet that it is counted.
         fresh = self._is_new(owner, sender, number)
         for id, process, _node in borrowers if fresh else ():
             if owner not in self._owners:
@@ -221,7 +221,7 @@ class AdoptedObjects:
         return True
 
     def _told(self, id: bytes, gone: Any) -> tuple[bytes, Value]:
-        """Return what is told of an object, to one who has found a value of it gone or none."""
+        """Return the answer to a process that found no value of an object, or one that is gone."""
         value = self._value(id)
         if is_shared(value) and payload_of(value) == gone:
             why = "its owner, which could have made it again, has ended"

@@ -3,7 +3,7 @@
 An entry is made when the value is written on another node, or first asked for from there. Daemons
 that want the value ask for a node to copy it from, tell when they have it, and ask again when that
 node fails. When the owner frees the value, or ends, all of them are told. A node that dies is taken
-out of all entries. A value keeps its name for ever: who has it does not change it.
+out of all entries. The key of a value never changes, whichever nodes have it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SpreadTree:
         """Say from whom a node is to copy; it does until it has a copy, or asks again.
 
         Args:
-            node: Who wants a copy, or has to go on with one.
+            node: The node that wants a copy, or has to go on with one.
             tried: Nodes that were named to it and did not serve it.
             serves: Whether others can reach it.
 
@@ -165,7 +165,7 @@ class Directory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    # --- who has a value ---------------------------------------------------------------
+    # --- holders -----------------------------------------------------------------------
     def _wrote(self, node_id: bytes, number: int, owner: bytes) -> None:
         """Enter a value that was written on another node for a process of this one."""
         key = (node_id, number, self.node_id)
@@ -188,7 +188,7 @@ class Directory:
 
         Args:
             key: The value.
-            node_id: Who wants it.
+            node_id: The node that wants it.
             tried: Nodes that were named to it, and that did not serve it.
             small: Whether it takes the value at once, so that it needs no place in the tree.
 

@@ -197,8 +197,8 @@ def _in_thread(function: Callable[..., object], *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
-#: How much less the kernel prefers movers to other processes: a third of the processor time where
-#: both want it, and whoever wakes for a call runs at once.
+#: How nice movers are: they get a third of the processor time where another process wants it too,
+#: and a process that wakes for a call runs at once.
 NICE = 5
 _STACK = 512 * 1024
 

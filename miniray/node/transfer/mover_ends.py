@@ -325,7 +325,7 @@ class Receives:
     def _keep(self, job: _Job, target: str, sock: socket.socket) -> None:
         with self._lock:
             kept = self._idle.setdefault(target, [])
-            # One that was stopped when all had come hears no more.
+            # A job that was stopped when all had come reads no more from it.
             if len(kept) < _KEPT and not job.stopped:
                 kept.append((sock, time.monotonic()))
                 return

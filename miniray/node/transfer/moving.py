@@ -7,8 +7,8 @@ not needed yet. A byte is copied once, by the one process that wants it, which i
 sending it through the socket. The sender keeps the memory as it is until the other end has said
 that it has read all of it, or has left.
 
-Both ends let others run after each piece. The kernel would interrupt them for whoever waits only at
-its next tick, so that a call beside a transfer would now and then be late by up to 4 ms.
+Both ends yield the processor after each piece. The kernel would interrupt them for another process
+at its next tick only, so that a call beside a transfer would at times be late by up to 4 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: What the receiving end says first: the key of the value, the offset to begin at, and its node.
 HELLO = struct.Struct("!8sQ8sQ8s")
-#: Seconds after which those who wait for more get what is there: who sends nothing is left.
+#: Seconds after which waiters get what is there, so that they can leave a sender that stalls.
 _LATEST = 1.0
 #: Bytes between which others may run, some 50 µs of work.
 PIECE = 256 << 10
@@ -143,7 +143,7 @@ def send(
 def receive(
     sock: socket.socket, fd: int, offset: int, size: int, came: Callable[[int], object]
 ) -> None:
-    """Fill memory from an offset to its end; ``came`` hears of each part.
+    """Fill memory from an offset to its end; ``came`` is called for each part.
 
     Raises:
         CutOffError: the other end left before.
@@ -212,7 +212,7 @@ def show(sock: socket.socket, fd: int, size: int, filling: Filling | None) -> No
 def copy_shown(
     sock: socket.socket, fd: int, offset: int, size: int, came: Callable[[int], object]
 ) -> None:
-    """Copy what the other end shows, from an offset to its end; ``came`` hears of each part.
+    """Copy what the other end shows, from an offset to its end; ``came`` is called for each part.
 
     Raises:
         CutOffError: the other end left before.

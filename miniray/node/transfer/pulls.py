@@ -1,4 +1,4 @@
-"""Who wants copies of other nodes' values here: one transfer for all, ended when nobody wants it.
+"""Copies of other nodes' values: one transfer for all requesters, ended when the last one leaves.
 
 A process that maps a value never waits for a turn. Arguments of calls that have not begun are
 fetched into memory that is free; of what ``wait`` waits for, only so much is on its way at a time.
@@ -43,7 +43,7 @@ class Waiter:
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Pull:
-    """One transfer, and who waits for it."""
+    """One transfer and its waiters."""
 
     key: Key
     size: int
@@ -81,14 +81,14 @@ class Pulls:
         """How many requests there are."""
         return len(self._waiters)
 
-    # --- who wants a copy --------------------------------------------------------------
+    # --- requesters --------------------------------------------------------------------
     def wait(self, key: Key, size: int, process_id: bytes, request: int) -> asyncio.Future[Segment]:
         """Have a process wait for a copy, which is mapped for it when it is here.
 
         Args:
             key: Of a value of which there is no copy here.
             size: Bytes of the segment.
-            process_id: Who waits.
+            process_id: The process that waits.
             request: A number of its own, for ``withdraw``.
         """
         waiter = self._add(key, size, (process_id, request), maps=True)
@@ -226,7 +226,7 @@ class Pulls:
             self._forget(waiter)
             if waiter.segment.done():  # who waited was cancelled
                 continue
-            if waiter.maps:  # at once: its owner may free it before who waits goes on
+            if waiter.maps:  # at once: its owner may free it before the waiter goes on
                 self._store.map(segment.number, waiter.name[0])
             waiter.segment.set_result(segment)
         self.transfers.copied(pull.key, segment.size)

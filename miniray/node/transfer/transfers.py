@@ -69,7 +69,7 @@ class Arriving:
         return self.segment is not None and self.offset == self.segment.size
 
     def begin(self, job: int = 0) -> None:
-        """Tell who waits that it begins to come, by the mover if there is a job."""
+        """Tell waiters that it begins to come, by the mover if there is a job."""
         self._begun, self.job = True, job
         self._tell()
 
@@ -79,7 +79,7 @@ class Arriving:
         self._tell()
 
     def end(self) -> None:
-        """Tell who waits that it is whole, or that nothing more will come."""
+        """Tell waiters that it is whole, or that nothing more will come."""
         self._ended = True
         self._tell()
 
@@ -90,8 +90,8 @@ class Arriving:
     async def begun(self) -> Segment | None:
         """Wait until something comes; returns where it is written.
 
-        None if it ended, or if there is no room for it yet: who was sent here meanwhile is better
-        served elsewhere.
+        None if it ended, or has no memory yet: another source serves a node that was sent here
+        better.
         """
         while self.segment is not None and not self._begun and not self._ended:
             await self._moved.wait()
@@ -156,7 +156,7 @@ class Transfers:
             await given_up.reached(sys.maxsize)
         arriving = self.arriving[key] = Arriving()
         try:
-            # Before anything is asked: who waits for room must not take others' turn over there.
+            # Before the source is asked: a transfer without memory must not take a turn there.
             room = await self.spilling.room_for(size)
             segment = self.store.create(size, 0, writer_of(key), self.node_id, room)
             arriving.segment = segment
@@ -313,7 +313,7 @@ class _Copying:
         move: Move | None = None
         try:
             move = of.mover.fetch(address, hello, segment.fd, before, segment.size, arriving.came)
-            arriving.begin(move.number)  # who waits for that may pass on what comes
+            arriving.begin(move.number)  # its waiters may pass on what comes
             await self._watch(move)
         except MoveError as error:
             if arriving.offset == before and not isinstance(error, (MoverDiedError, RefusedError)):
