@@ -217,8 +217,8 @@ class ParquetDatasource(Datasource):
         ]
         rows, total = sum(piece.stop for piece, _ in groups), sum(size for _, size in groups)
         step = wish.rows_each(rows, total) if rows else 1
-        # The end of a row group is decoded with its beginning: groups are cut for functions only, and
-        # large ones so that each CPU has a part: parts are four for each.
+        # The end of a row group is decoded with its beginning: groups are cut for functions only,
+        # and large ones so that each CPU has a part: parts are four for each.
         parts = max(1, wish.parts // 4) if total > _LARGE * len(groups) else wish.parts
         cut = max(step, dataclasses.replace(wish, target=total + 1, parts=parts).rows_each(rows, 0))
         for some in bunched(groups, lambda each: each[0].stop, step):
