@@ -208,12 +208,16 @@ class ActorDiedError(ActorError):
 class ActorUnavailableError(ActorError):
     """The actor can't be reached now; the call may or may not have run, and may be tried again."""
 
-    def __init__(self, reason: str, *, actor_id: str = "", class_name: str = "") -> None:
+    def __init__(
+        self, reason: str, *, actor_id: str = "", class_name: str = "", tries: int = 1
+    ) -> None:
         actor = f"{printable(class_name) or 'of this call'} ({actor_id})"
+        tried = f"It was tried {tries} times (max_task_retries={tries - 1})."
+        if tries == 1:
+            tried = "It can be tried again; max_task_retries makes that automatic."
         super().__init__(
             f"The actor {actor} is unavailable: {reason}. "
-            f"The call may or may not have run. It can be tried again; "
-            f"max_task_retries makes that automatic.",
+            f"The call may or may not have run. {tried}",
             actor_id=actor_id,
             class_name=class_name,
         )

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 from miniray.calls.call import Channel
 from miniray.common.state_types import ALIVE, DEAD, PENDING
 from miniray.exceptions import (
+    ActorDiedError,
     ActorUnavailableError,
     MinirayError,
     PendingCallsLimitExceededError,
     TaskCancelledError,
+    describe_exit,
 )
 from miniray.messages import protocol as p
 from miniray.messages.value import error_value
@@ -195,7 +197,7 @@ class ActorClient(Channel):
             node_id: Where it lives, if it does.
             process_id: Of its process, if it lives.
             epoch: Counts its processes.
-            cause: Makes the error of a dead actor.
+            cause: Makes the error of a dead actor, or of one that restarts.
             at_once: Calls in flight have failed, whatever it may still have said.
         """
         with self._lock:
@@ -203,11 +205,11 @@ class ActorClient(Channel):
                 return
             self.state = state
             self._place = (node_id, process_id) if state == ALIVE else (b"", b"")
+            self._cause = cause or self._cause
             if state == ALIVE:
                 self._epoch = epoch
             elif state == DEAD:
-                assert cause is not None
-                self._cause = cause
+                assert self._cause is not None
                 self._fail(self._lost)
                 self._lost = []
                 self._fail_queued()
@@ -224,7 +226,7 @@ class ActorClient(Channel):
                 if peer.unreachable:
                     # To the head it lives, so nobody else will tell; what may have run is not
                     # repeated unless it may be.
-                    self._requeue("its node could not be reached while {} was in flight")
+                    self._requeue("its node could not be reached while {1} was in flight")
                     self._go_on()
         self._fail_outside()
 
@@ -267,22 +269,24 @@ class ActorClient(Channel):
         self._lost.extend(self._sent.values())
         self._sent.clear()
 
-    def _requeue(
-        self, why: str = "its process ended while {} was in flight, and it restarts"
-    ) -> None:
+    def _requeue(self, why: str = "its process {} while {} was in flight, and it restarts") -> None:
         """Queue the calls of unknown fate that may be repeated before all others; fail the rest."""
+        died = self._cause() if self._cause is not None else None
+        ended = describe_exit(died.exit_code if isinstance(died, ActorDiedError) else None)
         again = []
         for call in self._lost:
             call.peer = None
             if call.retries != 0 and not call.cancelled:
                 if call.retries > 0:
                     call.retries -= 1
+                call.tries += 1
                 again.append(call)
             else:
                 error = ActorUnavailableError(
-                    why.format(call.name),
+                    why.format(ended, call.name),
                     actor_id=self.actor_id.hex(),
                     class_name=self.name,
+                    tries=call.tries,
                 )
                 self._failed.append((call, error_value(error)))
         self._lost = []

@@ -256,7 +256,7 @@ class ActorClients(Channel):
         epoch: int,
         death: tuple[Any, ...] | None,
     ) -> None:
-        """Take the head's word on where an actor is, or why it is dead."""
+        """Take the head's word on where an actor is, or why it is dead or restarts."""
         creation = self._creation.get(id)
         if creation and (state == DEAD or (state == ALIVE and not creation.options.may_restart)):
             self._drop_creation(id)
@@ -266,7 +266,8 @@ class ActorClients(Channel):
         before = client.process_id
         known = None if death is None else Death(*death)
         cause = None if known is None else _cause(id, known)
-        at_once = known is not None and DeathCause[known.cause] not in _FINISHED
+        dead = known if state == DEAD else None
+        at_once = dead is not None and DeathCause[dead.cause] not in _FINISHED
         client.on_state(state, node_id, process_id, epoch, cause, at_once=at_once)
         if not client.settling:
             self._at.pop(before, None)

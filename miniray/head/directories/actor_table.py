@@ -316,7 +316,7 @@ class ActorSubscribers:
             self.tell_death(actor_id, UNKNOWN)
 
     # --- telling -----------------------------------------------------------------
-    def tell(self, process_id: bytes, actor: Actor) -> None:
+    def tell(self, process_id: bytes, actor: Actor, died: Death | None = None) -> None:
         node_id = actor.node.id if actor.node is not None else b""
         self._clients.push(
             process_id,
@@ -326,12 +326,13 @@ class ActorSubscribers:
             node_id,
             actor.process_id,
             actor.restarts,
-            None,
+            None if died is None else tuple(died),
         )
 
-    def tell_all(self, actor: Actor) -> None:
+    def tell_all(self, actor: Actor, died: Death | None = None) -> None:
+        """Tell all subscribers where an actor is, and how its last process ended if it restarts."""
         for process_id in self._of_actor.get(actor.id, ()):
-            self.tell(process_id, actor)
+            self.tell(process_id, actor, died)
 
     def tell_dead(self, process_id: bytes, actor_id: bytes, death: Death) -> None:
         self._clients.push(process_id, "actor", actor_id, DEAD, b"", b"", 0, tuple(death))

@@ -348,7 +348,7 @@ class ActorRegistry:
         actor.begin_restart()
         logger.warning("%s It starts again.", died.error(actor.id))
         self._changed(actor)
-        self._subscribers.tell_all(actor)
+        self._subscribers.tell_all(actor, died)
         self._submit(actor)
 
     def _end(self, actor: Actor, *, kill: bool) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,8 @@ class Fixture:
         return self.me.peers.get(NODE, process)
 
     def restarting(self) -> None:
-        self.client.on_state(RESTARTING, b"", b"", 0, None)
+        died = functools.partial(ActorDiedError, exit_code=7)
+        self.client.on_state(RESTARTING, b"", b"", 0, died)
 
     def dead(self, *, at_once: bool = False) -> None:
         self.client.on_state(
@@ -284,13 +286,15 @@ def test_calls_in_flight_wait_for_the_heads_word_when_the_connection_breaks(
     later = world.call()
     assert world.me.result_of(safe) is world.me.result_of(unsafe) is None
     world.restarting()
-    assert isinstance(world.error_of(unsafe), ActorUnavailableError)
+    assert isinstance(error := world.error_of(unsafe), ActorUnavailableError)
+    assert "its process exited with code 7 while" in str(error)
     again = world.alive(epoch=1, process=b"process2")
     assert again.calls == [safe.number, later.number]
     assert safe.retries == 0
     world.lose(again)
     world.restarting()
-    assert isinstance(world.error_of(safe), ActorUnavailableError)
+    assert isinstance(error := world.error_of(safe), ActorUnavailableError)
+    assert "It was tried 2 times (max_task_retries=1)." in str(error)
 
 
 def test_calls_without_limit_of_retries_survive_every_restart(world: Fixture) -> None:
