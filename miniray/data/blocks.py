@@ -100,7 +100,16 @@ def batch_to_table(batch: Any) -> Any:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns of a batch differ in length: {lengths}")
-    return pa.table(columns) if columns else no_columns(len(batch))
+    table = pa.table(columns) if columns else no_columns(len(batch))
+    kinds = zip(names, getattr(batch, "dtypes", ()), strict=False)
+    # Arrow makes these types of pandas again, such as Int64, which keeps integers beside a null.
+    kept = [(name, str(kind)) for name, kind in kinds if hasattr(kind, "numpy_dtype")]
+    if kept:
+        parts = ("name", "field_name", "numpy_type", "pandas_type")
+        described = [dict(zip(parts, (n, n, kind, kind), strict=True)) for n, kind in kept]
+        told = {"columns": described, "index_columns": [], "column_indexes": []}
+        table = table.replace_schema_metadata({"pandas": json.dumps(told)})
+    return table
 
 
 class Arrays(NamedTuple):
@@ -154,7 +163,7 @@ def _kept(values: Any) -> Any:
 
 
 def _of_array(values: Any) -> Any:
-    if values.ndim == 1:
+    if values.ndim == 1 and values.dtype.kind not in "cV":
         if type(values) is np.ndarray and values.dtype in _NUMBERS and values.dtype != bool:
             # By its function array(), Arrow would import pandas.
             kind = pa.from_numpy_dtype(values.dtype)
@@ -162,7 +171,7 @@ def _of_array(values: Any) -> Any:
             return pa.Array.from_buffers(kind, len(values), [None, data])
         # Arrow ends texts of NumPy at a zero.
         return pa.array(values.tolist() if values.dtype.kind in "US" else _kept(values))
-    if 0 in values.shape[1:] or values.dtype.kind not in "biuf":
+    if 0 in values.shape[1:] or values.dtype.kind not in "biuf":  # complex numbers among them
         return _of_values(list(values))
     flat = _of_array(np.ravel(_kept(values)))
     size = int(np.prod(values.shape[1:]))

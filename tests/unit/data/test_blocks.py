@@ -72,6 +72,21 @@ def test_missing_values_of_pandas_are_null_beside_times_and_numbers() -> None:
             assert [row["x"] for row in blocks.table_to_rows(table)] == expected
 
 
+def test_complex_numbers_come_back_as_they_were() -> None:
+    for values in (np.array([1j, 2]), np.ones((2, 3), complex)):
+        rows = blocks.table_to_rows(blocks.batch_to_table({"x": values}))
+        assert all((row["x"] == value).all() for row, value in zip(rows, values, strict=True))
+
+
+def test_integers_of_pandas_stay_integers_beside_a_null() -> None:
+    pandas = pytest.importorskip("pandas")
+    numbers = pandas.array([2**60 + 1, None], dtype="Int64")
+    frame = pandas.DataFrame({"n": numbers, "x": [0.5, 1.5]})
+    back = blocks.table_to_batch(blocks.batch_to_table(frame), "pandas")
+    assert list(map(str, back.dtypes)) == ["Int64", "float64"]
+    assert back["n"][0] == 2**60 + 1
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float64", "bool"])
 def test_masked_values_of_an_array_are_null(dtype: str) -> None:
     masked = np.ma.masked_array([1, 0, 1], mask=[False, True, False], dtype=dtype)
