@@ -97,6 +97,7 @@ _ABSENT = {
     "from_tf": "from_items() or from_numpy() take what it yields",
     "llm": "call the model in a class given to map_batches()",
     "FileShuffleConfig": 'give shuffle="files"',
+    **dict.fromkeys(("SaveMode", "SinkMode"), 'give mode="append" or another as text'),
     "Schema": "Dataset.schema() has names and types",
     **dict.fromkeys(
         ("Preprocessor", "preprocessor", "preprocessors"),
@@ -109,7 +110,7 @@ _ABSENT = {
 _load, __dir__ = lazy(
     __name__,
     {name: f"miniray.data.{_HOMES.get(name, 'read_api')}" for name in __all__},
-    ("aggregate", "expressions"),
+    ("aggregate", "collate_fn", "expressions"),
     _ABSENT,
 )
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import numbers
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from miniray.common.absent import instead_of
 from miniray.data.blocks import check_format, table_to_rows
+from miniray.data.collate_fn import TorchSpec
 from miniray.data.tables import Rows, batched, concat, rebatched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def check_whole(caller: str, name: str, value: Any, least: int) -> int:
@@ -20,6 +21,12 @@ def check_whole(caller: str, name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{caller}({name}={value!r}) must be a whole number, {least} or more.")
     return int(value)
+
+
+def no_attribute(owner: Any, name: str) -> AttributeError:
+    """Return the error for a name that a dataset, or what reads one, does not have."""
+    told = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    return AttributeError(instead_of(name, ABSENT) or told, name=name, obj=owner)
 
 
 class Batches:
@@ -35,6 +42,27 @@ class Batches:
         return self._make()
 
 
+_ARRAYS = "iter_batches() gives NumPy arrays, which JAX and TensorFlow take"
+#: Methods of Ray's datasets and what reads them that are not here, and what to do instead.
+ABSENT = {
+    "copy": "methods return new datasets, and change none",
+    "context": "DataContext.get_current() has the settings of all datasets",
+    "get_context": "DataContext.get_current() has the settings of all datasets",
+    "get_internal_block_refs": "to_arrow_refs() gives the blocks",
+    "iter_internal_ref_bundles": "to_arrow_refs() gives the blocks",
+    "iter_jax_batches": _ARRAYS,
+    "iter_tf_batches": _ARRAYS,
+    "mix": "union() and random_shuffle() mix datasets",
+    "set_name": "a dataset is named after what its last stage does",
+    "streaming_train_test_split": "train_test_split() of a dataset whose rows are known is lazy",
+    "summary": "aggregate() computes what is asked for",
+    "to_tf": _ARRAYS,
+    "to_torch": "iter_torch_batches() gives tensors",
+    "to_*": "to_arrow_refs() gives the tables, and to_pandas() a DataFrame",
+    "write_*": "write from a function given to map_batches()",
+}
+
+
 class StreamIterator:
     """Reads a dataset, or a part of one, from its beginning, as often as wanted.
 
@@ -47,6 +75,11 @@ class StreamIterator:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+
+    if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+        def __getattr__(self, name):
+            raise no_attribute(self, name)
 
     def iter_rows(self) -> Batches:
         """Return rows as dictionaries."""
@@ -106,7 +139,8 @@ class StreamIterator:
             batch_size: Rows of a batch; None: as they come in blocks.
             dtypes: Type of the tensors: one for all columns, or one for each by name.
             device: Where the tensors go; ``"auto"`` is the GPU if there is one.
-            collate_fn: Makes a batch of a dictionary of NumPy arrays.
+            collate_fn: Makes a batch of a dictionary of NumPy arrays; one of
+                ``miniray.data.collate_fn`` gets the format that it is named after.
             drop_last: Leave out rows that do not fill a batch.
             local_shuffle_buffer_size: Mix rows within so many that follow each other.
             local_shuffle_seed: From which that order is drawn.
@@ -125,7 +159,7 @@ class StreamIterator:
         def tensors() -> Iterator[Any]:
             found = batches()  # first: its tasks run while PyTorch is loaded
             made = spec.maker()
-            return (made(rows.batch("numpy")) for rows in found)
+            return (made(rows.batch(spec.batch_format)) for rows in found)
 
         return Batches(tensors)
 
@@ -177,82 +211,3 @@ def mixed(tables: Iterable[Any], window: int, seed: int | None) -> Iterator[Any]
     for table in rebatched(tables, window):
         order = random.permutation(table.num_rows)
         yield concat([table]).take(order)
-
-
-@dataclasses.dataclass(frozen=True)
-class TorchSpec:
-    """How batches of tensors are made.
-
-    Attributes:
-        dtypes: One for all columns, one for each by name, or None.
-        device: Where they go: a device, "auto" or None.
-        collate_fn: Makes the batch of arrays in place of what is here.
-        pin_memory: Whether they are put into pinned memory.
-    """
-
-    dtypes: Any = None
-    device: Any = "auto"
-    collate_fn: Callable[[Any], Any] | None = None
-    pin_memory: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dtypes is not None and self.collate_fn is not None:
-            raise ValueError(
-                "iter_torch_batches() takes dtypes or collate_fn, not both; convert in collate_fn."
-            )
-
-    def maker(self) -> Callable[[Mapping[str, Any]], Any]:
-        """Load PyTorch, and return what makes a batch of columns."""
-        import torch
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        collate = self.collate_fn or collate_torch(self.dtypes)
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if self.collate_fn is None and device == "cpu":
-            device = None  # where they are made
-
-        def batch_of(columns: Mapping[str, Any]) -> Any:
-            batch = collate(columns)
-            if self.pin_memory:
-                batch = pin_memory(batch)
-            if device is None or not isinstance(batch, dict):
-                return batch
-            return {
-                name: value.to(device, non_blocking=True) if hasattr(value, "to") else value
-                for name, value in batch.items()
-            }
-
-        return batch_of
-
-
-def collate_torch(dtypes: Any) -> Callable[[Any], Any]:
-    """Return what makes tensors of a dictionary of arrays.
-
-    Args:
-        dtypes: A dtype of PyTorch for all columns, one for each column by name, or None.
-    """
-
-    def collate(columns: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: _tensor(name, array, dtypes.get(name) if isinstance(dtypes, dict) else dtypes)
-            for name, array in columns.items()
-        }
-
-    return collate
-
-
-def _tensor(name: str, array: Any, dtype: Any) -> Any:
-    import torch
-
-    if array.dtype.kind == "O" or array.dtype.kind in "USMm":
-        raise TypeError(
-            f"The column {name!r} has no numbers of one shape (dtype {array.dtype}), so it can't "
-            f"be a tensor. Leave it out of the data, or pass iter_torch_batches(collate_fn=...), "
-            f"which gets the columns as arrays."
-        )
-    # Arrays over shared memory are read-only, which tensors cannot be.
-    writable = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
-    tensor = torch.from_numpy(writable)
-    return tensor if dtype is None else tensor.to(dtype)

@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.absent import instead_of
-from miniray.data.batches import StreamIterator, check_whole
+from miniray.data.batches import StreamIterator, check_whole, no_attribute
 from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
 from miniray.data.context import DataContext, called_with
@@ -45,17 +44,6 @@ if TYPE_CHECKING:
     from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform
 
-_ARRAYS = "iter_batches() gives NumPy arrays, which JAX and TensorFlow take"
-#: Methods of Ray's datasets that are not here, and what to do instead.
-_ABSENT = {
-    "iter_jax_batches": _ARRAYS,
-    "iter_tf_batches": _ARRAYS,
-    "summary": "aggregate() computes what is asked for",
-    "to_tf": _ARRAYS,
-    "to_*": "to_arrow_refs() gives the tables, and to_pandas() a DataFrame",
-    "write_*": "write from a function given to map_batches()",
-}
-
 
 class Dataset(Rearranging):
     """Rows in a fixed order, of which nothing is read before something asks for it.
@@ -66,8 +54,7 @@ class Dataset(Rearranging):
     if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
 
         def __getattr__(self, name):
-            told = instead_of(name, _ABSENT) or f"'Dataset' object has no attribute {name!r}"
-            raise AttributeError(told, name=name, obj=self)
+            raise no_attribute(self, name)
 
     def _of(self, plan: PlanNode) -> Dataset:
         return Dataset(plan)

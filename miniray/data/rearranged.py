@@ -233,8 +233,8 @@ class Rearranging(Consumption, Aggregating):
 
         Args:
             num_blocks: How many, of about as many rows each. All rows are made before.
-            target_num_rows_per_block: Rows of a block, at least; blocks are made as rows come.
-            strict: Exactly so many in each block but the last.
+            target_num_rows_per_block: Rows of each block but the last; they are made as rows come.
+            strict: Accepted as in Ray: no block has more or fewer in any case.
             shuffle: Take the rows in turns: each block has some of all.
             keys: Rows whose values of these columns are equal come into the same block, sorted.
         """
@@ -250,7 +250,7 @@ class Rearranging(Consumption, Aggregating):
             rows = check_whole(
                 "repartition", "target_num_rows_per_block", target_num_rows_per_block, 1
             )
-            return self._of(Regroup((self._plan,), rows, strict))
+            return self._of(Regroup((self._plan,), rows, strict=True))
         if keys is not None:
             how: How = self._ordered("repartition", keys, False, name="Repartition")
         else:

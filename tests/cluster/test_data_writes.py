@@ -127,6 +127,8 @@ def test_blocks_of_so_many_rows() -> None:
     blocks = dataset.repartition(target_num_rows_per_block=10, strict=True).materialize()
     sizes = [len(batch["id"]) for batch in blocks.iter_batches(batch_size=None)]
     assert sizes == [10] * 9 + [5]
+    large = dataset.repartition(1).repartition(target_num_rows_per_block=40).materialize()
+    assert [len(batch["id"]) for batch in large.iter_batches(batch_size=None)] == [40, 40, 15]
     assert ids(blocks) == list(range(95))
 
 

@@ -169,8 +169,9 @@ class DataIterator:
                 ``collate_fn``.
             device: Where the tensors go; ``"auto"`` is the worker's device. A GPU gets the next
                 batch while this one is used.
-            collate_fn: Makes a batch: of a dictionary of NumPy arrays by column, or for a
-                PyTorch dataset of a list of items.
+            collate_fn: Makes a batch: of a dictionary of NumPy arrays by column, of what a class of
+                ``miniray.data.collate_fn`` is named after, or for a PyTorch dataset of a list of
+                items.
             pin_memory: Put tensors into pinned memory, which a GPU can read by itself.
 
         Raises:
@@ -238,10 +239,11 @@ class DataIterator:
 
         def make(rows: Any) -> Any:
             if tabular:
-                from miniray.data.batches import collate_torch
                 from miniray.data.blocks import table_to_batch
+                from miniray.data.collate_fn import collate_torch
 
-                batch = (collate_fn or collate_torch(dtypes))(table_to_batch(rows, "numpy"))
+                kind = getattr(collate_fn, "batch_format", "numpy")
+                batch = (collate_fn or collate_torch(dtypes))(table_to_batch(rows, kind))
             else:
                 from torch.utils.data import default_collate
 
