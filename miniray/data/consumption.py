@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from miniray.api import is_initialized
 from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Bytes in the driver of which it is warned.
 _MUCH = 2 * 2**30
+#: Rows of blocks that are shown of a dataset, and signs of a cell, at most.
+_SHOWN, _WIDTH = 10, 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,9 +172,7 @@ class Consumption:
     def _blocks(self) -> Sequence[ReadUnit] | None:
         """Return the blocks of a materialized dataset; None if it is not."""
         source = self._plan.source if isinstance(self._plan, Read) else None
-        if isinstance(source, UnitsDatasource) and all(unit.refs for unit in source.parts):
-            return source.parts if source.made else None
-        return None
+        return source.parts if isinstance(source, UnitsDatasource) and source.made else None
 
     def input_files(self) -> list[str]:
         """Return the files that are read."""
@@ -253,30 +254,47 @@ class Consumption:
         print(explained(optimised(self._plan)))  # noqa: T201
 
     def __repr__(self) -> str:
-        materialized = self._blocks() is not None
-        schema = self._schema
-        names = "?" if schema is None else str(len(schema.names))
-        rows = str(self.count()) if materialized else "?"
-        lines = [f"shape: ({rows}, {names})"]
-        if schema is not None:
-            kinds = list(map(shown_type, schema.types))
-            lines += _box([schema.names, ["---"] * len(kinds), kinds])
-        shown = f"Showing 0 of {rows} rows" if materialized else "Dataset isn't materialized"
-        return "\n".join([*lines, f"({shown})"])
+        source = self._plan.source if isinstance(self._plan, Read) else None
+        if self._schema is None and source is not None and not source.files():
+            self._schema = source.schema()
+        blocks, known = self._blocks(), None
+        shown: list[dict[str, Any]] = []
+        if blocks is not None:
+            known = count_of(self._plan)
+            for unit in blocks:
+                if len(shown) < _SHOWN and (unit.table is not None or is_initialized()):
+                    shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
+        rows = "?" if known is None else known
+        names = self._schema.names if self._schema is not None else []
+        lines = [f"shape: ({rows}, {'?' if self._schema is None else len(names)})"]
+        if names:
+            kinds = map(shown_type, self._schema.types)
+            cells = [[str(row.get(name)) for name in names] for row in shown]
+            lines += _box([names, ["---"] * len(names), [*kinds]], cells)
+        last = (
+            "Dataset isn't materialized"
+            if blocks is None
+            else f"Showing {len(shown)} of {rows} rows"
+        )
+        return "\n".join([*lines, f"({last})"])
 
 
-def _box(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    inside = [" ┆ ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
-    width = len(inside[0]) + 2
-    return ["╭" + "─" * width + "╮", *(f"│ {line} │" for line in inside), "╰" + "─" * width + "╯"]
+def _box(head: list[list[str]], rows: list[list[str]]) -> list[str]:
+    """Return a table as lines of text, of each cell so much as fits."""
+    texts = [[" ".join(cell.split())[:_WIDTH] for cell in row] for row in head + rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    inside = [" ┆ ".join(map(str.ljust, row, widths)) for row in texts]
+    line = "─" * (len(inside[0]) + 2)
+    found = [f"│ {row} │" for row in inside]
+    below = [f"╞{line}╡".replace("─", "═")] if rows else []
+    return [f"╭{line}╮", *found[: len(head)], *below, *found[len(head) :], f"╰{line}╯"]
 
 
 def stored(unit: ReadUnit, *, whole: bool = False) -> ReadUnit:
     """Return a unit whose rows are a block in the object store, and if ``whole`` all of one."""
     from miniray.api import put
 
-    is_block = isinstance(unit.content, BlockRows)
+    is_block = isinstance(unit.content, BlockRows) and unit.table is None
     if is_block and (not whole or (unit.whole and unit.rows is not None)):
         return unit
     table = table_of(unit)

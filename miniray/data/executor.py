@@ -13,7 +13,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.api import cluster_resources, get, wait
+from miniray.api import cluster_resources, wait
 from miniray.data.context import DataContext
 from miniray.data.exchange import Aligned, Cut, together
 from miniray.data.feeds import (
@@ -403,5 +403,4 @@ def _is_small(root: PlanNode, context: DataContext) -> bool:
 
 def table_of(unit: ReadUnit) -> Any:
     """Return the rows of a unit as a table."""
-    values = get(list(unit.refs)) if unit.refs else []
-    return concat(list(unit.read(*values)))
+    return concat(list(unit.read(*unit.values())))

@@ -15,9 +15,8 @@ import math
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from miniray.api import get
 from miniray.data.exchange import together
-from miniray.data.sources import ReadUnit, TableRows
+from miniray.data.sources import BlockRows, ReadUnit
 from miniray.data.stats import ExecutionStats
 from miniray.data.transforms import Where
 
@@ -172,9 +171,9 @@ def inline_feed(below: Feed, work: StageWork) -> Feed:
                 yield unit
                 continue
             where = Where(unit.label, index_of(unit, index))
-            tables = work.tables(where, unit, get(list(unit.refs)) if unit.refs else [])
+            tables = work.tables(where, unit, unit.values())
             for number, table in enumerate(tables):
-                yield TableRows.unit(table, key=key_of(unit.key, number))
+                yield BlockRows.unit(table, key=key_of(unit.key, number))
             index += 1
 
 

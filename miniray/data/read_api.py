@@ -32,7 +32,6 @@ from miniray.data.sources import (
     Items,
     Numbers,
     ReadUnit,
-    TableRows,
     UnitsDatasource,
     items_to_table,
 )
@@ -73,7 +72,7 @@ def from_items(items: Sequence[Any], **options: Any) -> Dataset:
     checked_options("from_items", options, ())
     table = items_to_table(items)
     schema = table.schema if table.num_columns else None
-    return _of_units([TableRows.unit(table)], "FromItems", schema)
+    return _of_units([BlockRows.unit(table)], "FromItems", schema)
 
 
 def from_arrow(tables: Any) -> Dataset:
@@ -81,7 +80,7 @@ def from_arrow(tables: Any) -> Dataset:
     given = tables if isinstance(tables, list | tuple) else [tables]
     found = [batch_to_table(table) for table in given]
     starts = itertools.accumulate(map(len, found), initial=0)
-    units = list(map(TableRows.unit, found, starts))
+    units = list(map(BlockRows.unit, found, starts))
     schema = concat([table.slice(0, 0) for table in found]).schema
     return _of_units(units, "FromArrow", schema)
 

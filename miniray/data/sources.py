@@ -58,10 +58,6 @@ class Content(abc.ABC):
         for each in numbers:
             yield table.take(pa.array(each))
 
-    def part(self, start: int, stop: int) -> Content:
-        """Return what has these rows, by the same numbers: it travels with a task."""
-        return self
-
 
 @dataclasses.dataclass(frozen=True)
 class ReadUnit:
@@ -71,7 +67,7 @@ class ReadUnit:
         content: Of what.
         rows: How many rows; None if only reading tells.
         size: About how many bytes they take.
-        refs: Refs whose values reading needs, in this order.
+        refs: Refs whose values reading needs, in this order, or tables of this process.
         start: The number of the first row.
         most: How many rows are wanted at most, if ``rows`` is None.
         whole: Whether it has all rows of its content.
@@ -82,7 +78,7 @@ class ReadUnit:
     content: Content
     rows: int | None = None
     size: int = 0
-    refs: tuple[ObjectRef[Any], ...] = ()
+    refs: tuple[ObjectRef[Any] | pa.Table, ...] = ()
     start: int = 0
     most: int = ENDLESS
     whole: bool = True
@@ -117,20 +113,28 @@ class ReadUnit:
         rows = max(0, min(stop, self.rows) - start)
         changes["whole"] = self.whole and rows == self.rows
         size = self.size * rows // max(self.rows, 1)
-        content = self.content.part(first, first + rows)
-        return dataclasses.replace(self, content=content, rows=rows, size=size, **changes)
+        if self.table is not None and isinstance(self.content, BlockRows):  # it goes with a task
+            changes["refs"] = (self.table.slice(first - self.content.first, rows),)
+            changes["content"] = dataclasses.replace(self.content, first=first)
+        return dataclasses.replace(self, rows=rows, size=size, **changes)
+
+    @property
+    def table(self) -> Any:
+        """The table of this process that it has rows of; None if it is of anything else."""
+        found = self.refs[0] if self.refs and isinstance(self.content, BlockRows) else None
+        return found if isinstance(found, pa.Table) else None
+
+    def values(self) -> list[Any]:
+        """Return the values of ``refs``."""
+        from miniray.api import get
+
+        refs = [each for each in self.refs if not isinstance(each, pa.Table)]
+        got = iter(get(refs) if refs else ())
+        return [each if isinstance(each, pa.Table) else next(got) for each in self.refs]
 
     def bare(self) -> ReadUnit:
         """Return the unit without its refs, which are arguments of the task beside it."""
         return dataclasses.replace(self, refs=())
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Return what a task gets: the unit, and beside it the refs or the table that it reads."""
-        content = self.content
-        if isinstance(content, TableRows):
-            start = self.start - content.first
-            return dataclasses.replace(self, content=BlockRows(), start=start), content.table
-        return self.bare(), *self.refs
 
 
 def overlapping(
@@ -239,7 +243,7 @@ class Numbers(Content):
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
         step = max(1, _TOGETHER // max(1, self._width))
-        for low in range(start, stop, step):
+        for low in range(start, stop, step) or (start,):  # of no rows too there are columns
             numbers: Any = np.arange(low, min(low + step, stop))
             if self.shape is None:
                 yield pa.table({"id": numbers})
@@ -266,40 +270,25 @@ def items_to_table(items: Iterable[Any]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class TableRows(Content):
-    """Rows of a table in this process, which travel with the task."""
+class BlockRows(Content):
+    """Rows of a table, in the object store or in this process, of which the first has a number."""
 
-    table: Any
+    name: str = "a block"
     first: int = 0
-    label = "a table"
     made = True
 
     @classmethod
     def unit(cls, table: Any, first: int = 0, key: int | None = None) -> ReadUnit:
-        """Return all rows of a table, of which the first has a number."""
-        rows = table.num_rows
-        return ReadUnit(cls(table, first), rows, table.nbytes, start=first, key=key)
-
-    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        yield self.table.slice(start - self.first, stop - start)
-
-    def part(self, start: int, stop: int) -> Content:
-        return TableRows(self.table.slice(start - self.first, stop - start), start)
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockRows(Content):
-    """A block in the object store."""
-
-    origin: str = ""
-    made = True
+        """Return all rows of a table of this process, which travels with a task."""
+        content, rows = cls("a table", first), table.num_rows
+        return ReadUnit(content, rows, table.nbytes, (table,), start=first, key=key)
 
     @property
     def label(self) -> str:
-        return f"a block of {self.origin}" if self.origin else "a block"
+        return self.name
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        yield batch_to_table(values[0]).slice(start, stop - start)
+        yield batch_to_table(values[0]).slice(start - self.first, stop - start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,7 +306,7 @@ class UnitsDatasource(Datasource):
         step = wish.rows_each(rows, sum(unit.size for unit in self.parts)) if rows else 0
         blocks = self.made and wish.parts <= 1
         for unit in [unit for unit in self.parts if unit.rows != 0] or self.parts[:1]:
-            if not step or not unit.rows or unit.rows <= step or (blocks and unit.refs):
+            if not step or not unit.rows or unit.rows <= step or (blocks and unit.table is None):
                 yield unit
             else:
                 yield from (unit.part(low, low + step) for low in range(0, unit.rows, step))

@@ -79,7 +79,7 @@ class Running:
         stats.add(record)
         place = Place(self._number, record.number)
         key = key_of(self._key, record.number)
-        content = BlockRows(self.label)
+        content = BlockRows(f"a block of {self.label}")
         return ReadUnit(content, record.rows, record.size, (block,), key=key, place=place)
 
     def _next(self) -> Any:
@@ -237,7 +237,7 @@ class TaskStage:
         return remote(**{**placed, **options, **self._compute.options})(target)
 
     def _call(self, where: Where, unit: ReadUnit) -> Running:
-        run = self._task.remote(where, *unit.arguments())
+        run = self._task.remote(where, unit.bare(), *unit.refs)
         return Running(run, where, self._index, unit.key)
 
     def _end(self) -> None:
@@ -280,7 +280,7 @@ class PoolStage(TaskStage):
         run = actor.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_UNREAD
         )
-        generator = run.remote(where, *unit.arguments())
+        generator = run.remote(where, unit.bare(), *unit.refs)
         return Running(generator, where, self._index, unit.key, actor)
 
     def _finish(self, call: Running) -> None:

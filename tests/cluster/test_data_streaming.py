@@ -222,6 +222,9 @@ def test_large_data_of_the_program_are_no_reason_for_a_warning() -> None:
         parts = miniray.data.from_numpy(numbers).split_at_indices([7, 2**20])
         ends = [part.map(lambda row: row).take(1)[0]["data"] for part in parts[1:]]
         assert ends == [7, 2**20]
+        assert miniray.data.from_numpy(numbers).sort("data", descending=True).take(1) == [
+            {"data": len(numbers) - 1}
+        ]
 
 
 def test_a_constructor_that_fails_is_named_and_shows_its_own_stack_only() -> None:

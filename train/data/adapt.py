@@ -191,14 +191,14 @@ def _from_rows(rows: Any) -> Source:
     import pyarrow
 
     from miniray.data.blocks import batch_to_table
-    from miniray.data.sources import TableRows
+    from miniray.data.sources import BlockRows
     from miniray.train.data.units import UnitsSource
 
     table = batch_to_table(rows)
     if table.get_total_buffer_size() > _SLICE_FACTOR * table.nbytes:  # two parts are copied
         table = pyarrow.concat_tables([table, table.slice(0, 0)])
     chunked = any(column.num_chunks > 1 for column in table.columns)
-    return UnitsSource([TableRows.unit(table.combine_chunks() if chunked else table)])
+    return UnitsSource([BlockRows.unit(table.combine_chunks() if chunked else table)])
 
 
 def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:

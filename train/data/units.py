@@ -121,7 +121,7 @@ class UnitsSource(Source):
         """
         del share, local
         while isinstance(unit := next(units), ReadUnit):
-            yield from unit.read()
+            yield from unit.read(*unit.values())
 
     def selected(self, block: int, span: Span, epoch: int) -> ReadUnit:
         """Return a unit with these rows of a unit."""

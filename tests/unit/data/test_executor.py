@@ -7,7 +7,7 @@ from miniray.data.blocks import rows_to_table
 from miniray.data.executor import unfitting
 from miniray.data.feeds import group_feed, limit_feed, union_feed
 from miniray.data.plan import optimised
-from miniray.data.sources import TableRows
+from miniray.data.sources import BlockRows
 
 
 class Same:
@@ -52,7 +52,7 @@ class Watched:
         try:
             for item in self.items:
                 self.given += 1
-                yield item if item == WAITS else TableRows.unit(rows_to_table([{"n": 1}] * item))
+                yield item if item == WAITS else BlockRows.unit(rows_to_table([{"n": 1}] * item))
             while True:
                 yield None
         finally:

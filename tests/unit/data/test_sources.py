@@ -19,6 +19,7 @@ import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from miniray import data  # noqa: E402
+from miniray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn  # noqa: E402
 from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
@@ -58,6 +59,15 @@ def test_a_repr_reads_nothing(folder: str) -> None:
     assert repr(dataset) == "shape: (?, ?)\n(Dataset isn't materialized)"
     dataset.schema()
     assert "│ int64 ┆ string │" in repr(dataset)
+
+
+def test_a_repr_shows_the_first_rows_of_what_is_in_memory() -> None:
+    lines = repr(data.from_items([{"n": n, "t": "a\nb"} for n in range(20)])).split("\n")
+    assert lines[:5] == ["shape: (20, 2)", "╭────────────────╮", "│ n     ┆ t      │", *lines[3:5]]
+    assert lines[5:8] == ["╞════════════════╡", "│ 0     ┆ a b    │", "│ 1     ┆ a b    │"]
+    assert lines[-1] == "(Showing 10 of 20 rows)"
+    assert "│ id    │" in repr(data.range(0))
+    assert repr(data.from_items([])) == "shape: (0, ?)\n(Showing 0 of 0 rows)"
 
 
 def test_columns_and_filters_reach_the_files(folder: str, capsys: Any) -> None:
@@ -339,6 +349,28 @@ def test_batches_of_tensors() -> None:
     assert len(list(batches)) == 2  # each iteration reads anew
     (collated,) = dataset.iter_torch_batches(collate_fn=lambda arrays: arrays["data"].sum())
     assert collated == 12
+
+    class Rows(ArrowBatchCollateFn):
+        def __call__(self, batch: Any) -> Any:
+            return batch.num_rows
+
+    class Frame(PandasBatchCollateFn):
+        def __call__(self, batch: Any) -> Any:
+            return list(batch.columns)
+
+    assert list(dataset.iter_torch_batches(batch_size=2, collate_fn=Rows())) == [2, 2]
+    assert list(dataset.iter_torch_batches(collate_fn=Frame())) == [["data"]]
+
+
+def test_names_of_ray_that_are_not_here_say_what_to_do_instead() -> None:
+    dataset = data.range(3)
+    for owner in (dataset, dataset.iterator()):
+        with pytest.raises(AttributeError, match=r"iter_batches\(\) gives NumPy arrays"):
+            owner.iter_jax_batches()
+    with pytest.raises(AttributeError, match=r"union\(\) and random_shuffle"):
+        dataset.mix(dataset)
+    with pytest.raises(AttributeError, match='give mode="append"'):
+        _ = data.SaveMode
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

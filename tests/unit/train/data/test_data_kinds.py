@@ -15,7 +15,7 @@ import pyarrow.parquet
 import miniray
 from miniray.data import DataError
 from miniray.data.plan import explained
-from miniray.data.sources import ReadUnit, TableRows
+from miniray.data.sources import BlockRows, ReadUnit
 from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
 from miniray.train.data.adapt import adapt
 from miniray.train.data.iterator import DataIterator
@@ -333,6 +333,6 @@ def test_a_rank_copies_some_of_the_rows_at_a_time_and_keeps_none(kind, tmp_path)
 
 
 def test_files_that_have_fewer_rows_than_when_they_were_counted_are_an_error():
-    source = UnitsSource([ReadUnit(TableRows(table_of(10)), 12)])
+    source = UnitsSource([ReadUnit(BlockRows(), 12, refs=(table_of(10),))])
     with pytest.raises(DataError, match="ended 2 rows too early"):
         list(DataIterator("train", source, seed=None).iter_batches(batch_size=4))
