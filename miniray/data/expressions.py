@@ -13,12 +13,14 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: By the operator in a text: its sign in Python, and the function of pyarrow.compute.
+#: By the operator in a text: its sign in Python, and its function, mostly of pyarrow.compute.
 _OPERATORS: dict[type, tuple[str, str]] = {
     ast.Add: ("+", "add"),
     ast.Sub: ("-", "subtract"),
     ast.Mult: ("*", "multiply"),
     ast.Div: ("/", "divide"),
+    ast.FloorDiv: ("//", "floor_divide"),
+    ast.Mod: ("%", "modulo"),
     ast.Eq: ("==", "equal"),
     ast.NotEq: ("!=", "not_equal"),
     ast.Lt: ("<", "less"),
@@ -73,6 +75,8 @@ class Expr:
                 return pc.is_in(*operands, value_set=pa.array(self.argument))
             case "cast":
                 return pc.cast(*operands, self.argument)
+            case "floor_divide" | "modulo":
+                return _divided(*operands)[self.function == "modulo"]
         return pc.call_function(self.function, operands)
 
     def values(self, table: Any) -> Any:
@@ -106,6 +110,8 @@ class Expr:
     __sub__, __rsub__ = _operator("-"), _operator("-", swapped=True)
     __mul__, __rmul__ = _operator("*"), _operator("*", swapped=True)
     __truediv__, __rtruediv__ = _operator("/"), _operator("/", swapped=True)
+    __floordiv__, __rfloordiv__ = _operator("//"), _operator("//", swapped=True)
+    __mod__, __rmod__ = _operator("%"), _operator("%", swapped=True)
     __lt__, __le__ = _operator("<"), _operator("<=")
     __gt__, __ge__ = _operator(">"), _operator(">=")
     __eq__ = _operator("==")  # type: ignore[assignment]
@@ -130,6 +136,16 @@ class Expr:
             return f"({left!r} {_SIGNS[self.function]} {right!r})"
         shown = [*self.operands, *([] if self.argument is None else [self.argument])]
         return f"{self.function}({', '.join(map(repr, shown))})"
+
+
+def _divided(left: Any, right: Any) -> tuple[Any, Any]:
+    """Return quotients, rounded down as in Python, and what is left over."""
+    whole = pc.divide(left, right)
+    whole = pc.floor(whole) if pa.types.is_floating(whole.type) else whole
+    rest = pc.subtract(left, pc.multiply(whole, right))
+    above = pc.and_(pc.not_equal(rest, 0), pc.not_equal(pc.less(rest, 0), pc.less(right, 0)))
+    above = pc.cast(above, whole.type)
+    return pc.subtract(whole, above), pc.add(rest, pc.multiply(above, right))
 
 
 def col(name: str) -> Expr:
@@ -190,7 +206,7 @@ def _parse(node: Any, text: str) -> Expr:
             first = ast.Compare(left, [op], [middle])
             return inner(first) & inner(ast.Compare(middle, ops, others))
     raise ValueError(
-        f"{text!r} has {ast.unparse(node)!r}. Use columns, values, + - * /, comparisons, "
+        f"{text!r} has {ast.unparse(node)!r}. Use columns, values, + - * / // %, comparisons, "
         f"in, and, or, not."
     )
 

@@ -68,14 +68,14 @@ class FileRows(Content):
 
     Attributes:
         filesystem: Of fsspec.
-        paths: Whether the column "path" is added.
+        paths: The columns that paths tell of.
         spans: Paths and where to begin and end in them; none in what units are made of.
     """
 
     kind: FileKind
     filesystem: Any
     options: Mapping[str, Any]
-    paths: bool = False
+    paths: PathColumns
     spans: tuple[tuple[str, int, int], ...] = ()
 
     @property
@@ -86,8 +86,21 @@ class FileRows(Content):
         return f"{path} (from byte {start})" if start else path
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        found = itertools.chain.from_iterable(itertools.starmap(self._tables, self.spans))
-        return between(found, start, stop)
+        return between(self._all_tables(), start, stop)
+
+    def _all_tables(self) -> Iterator[Any]:
+        """Yield the rows of all files.
+
+        Raises:
+            DataError: A file is not of this kind, or does not go with the first one.
+        """
+        first = None
+        for path, start, stop in self.spans:
+            for table in self._tables(path, start, stop):
+                first = first or (path, table.schema)
+                if self.kind.lines:
+                    unified(self.kind.called, [first, (path, table.schema)])
+                yield table
 
     def can_be_cut(self, path: str) -> bool:
         """Return whether parts of a file can be read, each from a line on."""
@@ -126,7 +139,7 @@ class FileRows(Content):
                 data = self.read(path, 0, 1) + data
             table = self.kind.table(data, path, self.options, start > 0 or stop < ENDLESS)
             if table is not None:
-                yield with_path(from_file(table), path, include=self.paths)
+                yield self.paths.beside(from_file(table), path)
         except (pa.ArrowException, OSError, ValueError) as error:
             kind = self.kind.called
             article = "an" if kind == "image" else "a"
@@ -314,23 +327,60 @@ def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[s
     )
 
 
-def with_path(table: Any, path: str, *, include: bool) -> Any:
-    """Return a table of a file with what its path tells; a column that is there stays.
+class PathColumns(NamedTuple):
+    """The columns that paths tell of: folders such as ``year=2024``.
 
-    Folders such as ``year=2024`` are columns, and so is "path" if it is to be included.
+    Attributes:
+        path: Whether "path" is one.
+        texts: Those that are texts, as one of their values is no whole number.
     """
-    folders = (part.partition("=") for part in path.split("/")[:-1])
-    new: dict[str, Any] = {
-        name: int(value) if value.isdecimal() else urllib.parse.unquote(value)
-        for name, sign, value in folders
-        if sign and name
-    }
-    if include:
-        new["path"] = path
-    for name, value in new.items():
-        if name not in table.column_names:
-            table = table.append_column(name, pa.repeat(value, table.num_rows))
-    return table
+
+    path: bool = False
+    texts: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, files: Iterable[tuple[str, int]], *, path: bool) -> PathColumns:
+        """Return those of files, given with their sizes."""
+        named = itertools.chain.from_iterable(_folders(each) for each, _ in files)
+        return cls(path, frozenset(name for name, value in named if not value.isdecimal()))
+
+    def beside(self, table: Any, path: str) -> Any:
+        """Return a table of a file with these columns; one that is there stays."""
+        new: dict[str, Any] = {
+            name: urllib.parse.unquote(value) if name in self.texts else int(value)
+            for name, value in _folders(path)
+        }
+        if self.path:
+            new["path"] = path
+        for name, value in new.items():
+            if name not in table.column_names:
+                table = table.append_column(name, pa.repeat(value, table.num_rows))
+        return table
+
+
+def _folders(path: str) -> list[tuple[str, str]]:
+    """Return names and values of the folders on a path."""
+    parts = (part.partition("=") for part in path.split("/")[:-1])
+    return [(name, value) for name, sign, value in parts if sign and name]
+
+
+def unified(called: str, found: Sequence[tuple[str, Any]]) -> Any:
+    """Return what files, given with their schemas, have together.
+
+    Raises:
+        DataError: Two do not go together.
+    """
+    first_path, schema = found[0]
+    for path, other in found[1:]:
+        if other.equals(schema):
+            continue
+        try:
+            schema = pa.unify_schemas([schema, other], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DataError(
+                f"The {called} files {first_path} and {path} do not go together: {error}"
+            ) from error
+    return schema
 
 
 def bunched(items: Iterable[T], weight: Callable[[T], int], most: int) -> Iterator[list[T]]:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from miniray.data.blocks import from_file
 from miniray.data.expressions import Expr, comparisons
-from miniray.data.files import bunched, is_local, with_path
+from miniray.data.files import PathColumns, bunched, is_local, unified
 from miniray.data.sources import Content, Datasource, ReadUnit, between, overlapping
 from miniray.data.transforms import DataError
 
@@ -61,7 +61,7 @@ class ParquetRows(Content):
     Attributes:
         columns: Their names; None: all.
         expr: Leaves out rows; None: none.
-        paths: Whether the column "path" is added.
+        paths: The columns that paths tell of.
         schema: Of the rows, before columns are left out.
         pieces: None in what units are made of.
     """
@@ -69,7 +69,7 @@ class ParquetRows(Content):
     filesystem: Any
     columns: Sequence[str] | None = None
     expr: Expr | None = None
-    paths: bool = False
+    paths: PathColumns = PathColumns()  # noqa: RUF009 -- a tuple
     schema: Any = None
     pieces: tuple[Piece, ...] = ()
 
@@ -146,7 +146,7 @@ class ParquetRows(Content):
 
     def _finished(self, table: Any, path: str) -> Any:
         """Return rows of a file with the columns that come out, null where the file has none."""
-        table = with_path(from_file(table), path, include=self.paths)
+        table = self.paths.beside(from_file(table), path)
         for name in self.used.difference(table.column_names):
             field = self.schema.field(name)
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
@@ -176,7 +176,7 @@ class ParquetDatasource(Datasource):
         """Return a schema of files with what their paths tell."""
         # By its method empty_table(), Arrow would import pandas, as for any value of Python.
         table = from_file(pa.table([pa.nulls(0, kind) for kind in schema.types], schema=schema))
-        return with_path(table, self.found[0][0], include=self.wanted.paths).schema
+        return self.wanted.paths.beside(table, self.found[0][0]).schema
 
     def count(self) -> int | None:
         """Return the number of rows from the footers; None if rows are left out."""
@@ -207,7 +207,7 @@ class ParquetDatasource(Datasource):
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: some rows of a row group, or several small row groups together."""
         found = list(zip(self.files(), self._all_footers(), strict=True))
-        schema = _unified([(path, footer.schema.to_arrow_schema()) for path, footer in found])
+        schema = unified("Parquet", [(p, each.schema.to_arrow_schema()) for p, each in found])
         wanted = dataclasses.replace(self.wanted, schema=self._complete(schema))
         groups = [
             (Piece(path, number, 0, group.num_rows), _decoded(group, wanted.used))
@@ -272,18 +272,3 @@ def _chunks(group: Any, names: Collection[str]) -> list[Any]:
     """Return what a row group's metadata says of columns."""
     chunks = map(group.column, range(group.num_columns))
     return [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in names]
-
-
-def _unified(found: Sequence[tuple[str, Any]]) -> Any:
-    """Return what the files have together, or name two that do not go together."""
-    first_path, schema = found[0]
-    for path, other in found[1:]:
-        if other.equals(schema):
-            continue
-        try:
-            schema = pa.unify_schemas([schema, other], promote_options="permissive")
-        except pa.ArrowException as error:
-            raise DataError(
-                f"The Parquet files {first_path} and {path} do not go together: {error}"
-            ) from error
-    return schema

@@ -21,6 +21,7 @@ from miniray.data.files import (
     FileKind,
     FileRows,
     FilesDatasource,
+    PathColumns,
     checked_options,
     find_files,
 )
@@ -162,7 +163,7 @@ def read_parquet(
 
     Args:
         paths: A path or several: files, folders or patterns, local or as URLs. Folders named
-            ``key=value`` become columns.
+            ``key=value`` become columns, of numbers where all values are whole numbers.
         filesystem: Of fsspec or pyarrow. Default: it follows from the paths.
         columns: Read only these; as ``select_columns``.
         filter: An expression; as ``filter(expr=)``.
@@ -176,7 +177,9 @@ def read_parquet(
     """
     checked_options("read_parquet", options, ())
     found, files = find_files(paths, filesystem, [".parquet", ".pq"], "Parquet")
-    source = ParquetDatasource(files, ParquetRows(found, paths=include_paths))
+    source = ParquetDatasource(
+        files, ParquetRows(found, paths=PathColumns.of(files, path=include_paths))
+    )
     if columns is not None:
         names = [columns] if isinstance(columns, str) else columns
         source = source.selected([*names, *(["path"] if include_paths else [])])
@@ -191,7 +194,7 @@ def _read(caller: str, kind: FileKind, paths: Any, options: dict[str, Any]) -> D
     seed = _seed_of(caller, found.pop("shuffle", None))
     paths_too = found.pop("include_paths", False)
     fs, files = find_files(paths, found.pop("filesystem", None), kind.extensions, kind.called)
-    rows = FileRows(kind, fs, found, paths_too)
+    rows = FileRows(kind, fs, found, PathColumns.of(files, path=paths_too))
     return Dataset(Read(FilesDatasource(rows, files), seed))
 
 

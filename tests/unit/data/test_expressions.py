@@ -23,6 +23,9 @@ TABLE = pa.table({"a": [1, 2, 3, None], "b": ["x", "y", "x", "z"]})
         (~(col("b") == "x"), "not b == 'x'", [False, True, False, True]),
         (col("b").is_in(["y", "z"]), "b in ['y', 'z']", [False, True, False, True]),
         (5 - col("a"), "5 - a", [4, 3, 2, None]),
+        (col("a") % 2 == 0, "a % 2 == 0", [False, True, False, None]),
+        (-7 % col("a") + (col("a") - 4) // 2, "-7 % a + (a - 4) // 2", [-2, 0, 1, None]),
+        (col("a") / 2.0 // 1.0, "a / 2.0 // 1.0", [0.0, 1.0, 1.0, None]),
     ],
 )
 def test_an_expression_and_its_text_give_the_same(expr: Any, text: str, values: list[Any]) -> None:

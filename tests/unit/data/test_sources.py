@@ -100,6 +100,19 @@ def test_folders_of_partitions_are_columns(tmp_path: Path) -> None:
     dataset = data.read_parquet(str(tmp_path))
     assert dataset.take(5) == [{"a": 1, "year": 2024}, {"a": 1, "year": 2025}]
     assert dataset.schema().names == ["a", "year"]
+    (tmp_path / "year=unknown").mkdir()
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "year=unknown" / "x.parquet")
+    found = data.read_parquet(str(tmp_path)).take_all()
+    assert [row["year"] for row in found] == ["2024", "2025", "unknown"]
+
+
+def test_files_of_lines_that_do_not_go_together_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n,b\n1,x\n")
+    (tmp_path / "b.csv").write_text("n\n1.5\n")
+    assert values(data.read_csv(str(tmp_path)), "n") == [1, 1.5]
+    (tmp_path / "b.csv").write_text("n\nx\n")
+    with pytest.raises(data.DataError, match=r"CSV files .*a\.csv and .*b\.csv do not go together"):
+        data.read_csv(str(tmp_path)).take_all()
 
 
 def test_files_whose_columns_differ_are_read_together_or_named(tmp_path: Path) -> None:
