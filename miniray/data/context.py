@@ -44,6 +44,10 @@ class ExecutionResources:
     gpu: float | None = None
     object_store_memory: int | None = None
 
+    def copy(self, **changes: Any) -> ExecutionResources:
+        """Return the same with other values for some."""
+        return dataclasses.replace(self, **changes)
+
 
 @dataclasses.dataclass
 class ExecutionOptions:

@@ -270,7 +270,12 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
 
     text = os.fspath(path)
     if filesystem is None:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(text)
+        bucket = text.removeprefix("s3://anonymous@")
+        found: tuple[Any, str] = (
+            fsspec.core.url_to_fs(text)
+            if bucket == text
+            else fsspec.core.url_to_fs(f"s3://{bucket}", anon=True)
+        )
         return found
     if isinstance(filesystem, fsspec.AbstractFileSystem):
         return filesystem, filesystem._strip_protocol(text)

@@ -140,7 +140,7 @@ class GroupedData(Aggregating):
             if not isinstance(agg, AggregateFn):
                 raise TypeError(f"aggregate({agg!r:.60}) is no miniray.data.aggregate.AggregateFn.")
             if agg.on is not None:
-                key_names(agg.name, agg.on, self._columns)
+                key_names("aggregate", agg.on, self._columns)
         names = [*self._keys, *(agg.name for agg in aggs)]
         if not aggs or len(set(names)) < len(names):
             raise ValueError(f"aggregate() needs aggregations of different names, not {names}.")

@@ -50,7 +50,8 @@ class StageWork:
 
     def tables(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield the blocks of a unit, given the values of its refs."""
-        _seed(where)
+        if any(step.user for step in self._steps):  # else this may be the program, with its own
+            _seed(where)
         made = run_steps(self._steps, self._read(unit, values), where)
         return resized(made, self._target) if self._target else made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,7 @@ from miniray import data  # noqa: E402
 from miniray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn  # noqa: E402
 from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
+from miniray.data.files import resolve  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
 from miniray.data.sources import CutWish  # noqa: E402
 
@@ -52,6 +54,25 @@ def test_what_needs_no_function_needs_no_cluster(folder: str) -> None:
     assert dataset.columns() == ["a", "b"]
     assert len(dataset.input_files()) == 3
     assert values(dataset.limit(130)) == list(range(130))
+
+
+def test_reading_leaves_the_random_numbers_of_the_program_alone() -> None:
+    random.seed(5)
+    np.random.seed(5)
+    drawn = random.random(), np.random.random()
+    random.seed(5)
+    np.random.seed(5)
+    assert data.range(100).sort("id", descending=True).take(1) == [{"id": 99}]
+    assert drawn == (random.random(), np.random.random())
+    orders = [data.range(100).random_shuffle().take_all() for _ in range(2)]
+    assert orders[0] != orders[1]
+
+
+def test_an_s3_url_may_ask_for_no_credentials() -> None:
+    s3fs = pytest.importorskip("s3fs")
+    filesystem, path = resolve("s3://anonymous@bucket/folder")
+    assert isinstance(filesystem, s3fs.S3FileSystem)
+    assert (filesystem.anon, path) == (True, "bucket/folder")
 
 
 def test_a_repr_reads_nothing(folder: str) -> None:
