@@ -9,7 +9,7 @@ import numpy as np
 
 from miniray.common.absent import instead_of
 from miniray.data.blocks import check_format, table_to_rows
-from miniray.data.collate_fn import TorchSpec
+from miniray.data.collate_fn import batch_maker
 from miniray.data.tables import Rows, batched, concat, rebatched
 
 if TYPE_CHECKING:
@@ -45,16 +45,10 @@ class Batches:
 _ARRAYS = "iter_batches() gives NumPy arrays, which JAX and TensorFlow take"
 #: Methods of Ray's datasets and what reads them that are not here, and what to do instead.
 ABSENT = {
-    "copy": "methods return new datasets, and change none",
-    "context": "DataContext.get_current() has the settings of all datasets",
-    "get_context": "DataContext.get_current() has the settings of all datasets",
-    "get_internal_block_refs": "to_arrow_refs() gives the blocks",
-    "iter_internal_ref_bundles": "to_arrow_refs() gives the blocks",
     "iter_jax_batches": _ARRAYS,
     "iter_tf_batches": _ARRAYS,
     "mix": "union() and random_shuffle() mix datasets",
     "set_name": "a dataset is named after what its last stage does",
-    "streaming_train_test_split": "train_test_split() of a dataset whose rows are known is lazy",
     "summary": "aggregate() computes what is asked for",
     "to_tf": _ARRAYS,
     "to_torch": "iter_torch_batches() gives tensors",
@@ -151,15 +145,17 @@ class StreamIterator:
         """
         caller = "iter_torch_batches"
         check_whole(caller, "prefetch_batches", prefetch_batches, 0)
-        spec = TorchSpec(dtypes, device, collate_fn, pin_memory)
+        if dtypes is not None and collate_fn is not None:
+            raise ValueError(f"{caller}() takes dtypes or collate_fn, not both; convert there.")
+        kind = getattr(collate_fn, "batch_format", "numpy")
         batches = self._batched(
             caller, batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last=drop_last
         )
 
         def tensors() -> Iterator[Any]:
             found = batches()  # first: its tasks run while PyTorch is loaded
-            made = spec.maker()
-            return (made(rows.batch(spec.batch_format)) for rows in found)
+            made = batch_maker(dtypes, device, collate_fn, pin_memory=pin_memory)
+            return (made(rows.batch(kind)) for rows in found)
 
         return Batches(tensors)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,73 +30,50 @@ class PandasBatchCollateFn(NumpyBatchCollateFn):
     batch_format = "pandas"
 
 
-@dataclasses.dataclass(frozen=True)
-class TorchSpec:
-    """How batches of tensors are made.
-
-    Attributes:
-        dtypes: One for all columns, one for each by name, or None.
-        device: Where they go: a device, "auto" or None.
-        collate_fn: Makes the batch of arrays in place of what is here.
-        pin_memory: Whether they are put into pinned memory.
-    """
-
-    dtypes: Any = None
-    device: Any = "auto"
-    collate_fn: Callable[[Any], Any] | None = None
-    pin_memory: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dtypes is not None and self.collate_fn is not None:
-            raise ValueError(
-                "iter_torch_batches() takes dtypes or collate_fn, not both; convert in collate_fn."
-            )
-
-    @property
-    def batch_format(self) -> str:
-        """What ``maker`` takes."""
-        return getattr(self.collate_fn, "batch_format", "numpy")
-
-    def maker(self) -> Callable[[Any], Any]:
-        """Load PyTorch, and return what makes a batch of rows."""
-        import torch
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        collate = self.collate_fn or collate_torch(self.dtypes)
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if self.collate_fn is None and device == "cpu":
-            device = None  # where they are made
-
-        def batch_of(columns: Any) -> Any:
-            batch = collate(columns)
-            if self.pin_memory:
-                batch = pin_memory(batch)
-            if device is None or not isinstance(batch, dict):
-                return batch
-            return {
-                name: value.to(device, non_blocking=True) if hasattr(value, "to") else value
-                for name, value in batch.items()
-            }
-
-        return batch_of
-
-
-def collate_torch(dtypes: Any) -> Callable[[Any], Any]:
-    """Return what makes tensors of a dictionary of arrays.
+def batch_maker(
+    dtypes: Any, device: Any, collate_fn: Callable[[Any], Any] | None, *, pin_memory: bool
+) -> Callable[[Any], Any]:
+    """Load PyTorch, and return what makes a batch of what ``collate_fn`` takes, or of arrays.
 
     Args:
-        dtypes: A dtype of PyTorch for all columns, one for each column by name, or None.
+        dtypes: As of ``collate_torch``.
+        device: Where tensors go: a device, "auto" or None.
+        collate_fn: Makes the batch in place of ``collate_torch``.
+        pin_memory: Whether they are put into pinned memory.
     """
+    import torch
+    from torch.utils.data._utils import pin_memory as pinned
 
-    def collate(columns: Mapping[str, Any]) -> dict[str, Any]:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if collate_fn is None and device == "cpu":
+        device = None  # where they are made
+
+    def batch_of(rows: Any) -> Any:
+        batch = collate_torch(rows, dtypes) if collate_fn is None else collate_fn(rows)
+        if pin_memory:
+            batch = pinned.pin_memory(batch)
+        if device is None or not isinstance(batch, dict):
+            return batch
         return {
-            name: _tensor(name, array, dtypes.get(name) if isinstance(dtypes, dict) else dtypes)
-            for name, array in columns.items()
+            name: value.to(device, non_blocking=True) if hasattr(value, "to") else value
+            for name, value in batch.items()
         }
 
-    return collate
+    return batch_of
+
+
+def collate_torch(columns: Mapping[str, Any], dtypes: Any) -> dict[str, Any]:
+    """Make tensors of arrays.
+
+    Args:
+        columns: The arrays, by name.
+        dtypes: A dtype of PyTorch for all columns, one for each column by name, or None.
+    """
+    return {
+        name: _tensor(name, array, dtypes.get(name) if isinstance(dtypes, dict) else dtypes)
+        for name, array in columns.items()
+    }
 
 
 def _tensor(name: str, array: Any, dtype: Any) -> Any:

@@ -128,8 +128,9 @@ def told(step: str, where: Where, rows: str = "rows") -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (Exception, SystemExit) as error:
-        raise failed(step, where, rows, error) from error
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - its text and stack are shown
+        # A StopIteration as the cause would be raised in its place.
+        raise failed(step, where, rows, error) from None
 
 
 def check_columns(who: str, names: Iterable[str], table: Any) -> None:

@@ -262,6 +262,7 @@ def test_what_cannot_be_pickled_is_named_in_the_function_that_refers_to_it() -> 
         (lambda batch: {"a": [1, 2], "b": [1]}, "differ in length"),
         (lambda batch: 5, "not int"),
         (lambda batch: __import__("sys").exit(3), "SystemExit: 3"),
+        (lambda batch: next(iter(())), r"MapBatches\(<lambda>\) failed on .*: StopIteration"),
     ],
 )
 def test_a_function_that_misbehaves_is_told_by_name(function: Any, told: str) -> None:

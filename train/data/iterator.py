@@ -243,7 +243,8 @@ class DataIterator:
                 from miniray.data.collate_fn import collate_torch
 
                 kind = getattr(collate_fn, "batch_format", "numpy")
-                batch = (collate_fn or collate_torch(dtypes))(table_to_batch(rows, kind))
+                batch = table_to_batch(rows, kind)
+                batch = collate_torch(batch, dtypes) if collate_fn is None else collate_fn(batch)
             else:
                 from torch.utils.data import default_collate
 
