@@ -51,6 +51,7 @@ from miniray.data.work import StageWork
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
+    from miniray.data.context import ExecutionOptions
     from miniray.data.feeds import Feed
     from miniray.data.plan import PlanNode
 
@@ -243,6 +244,7 @@ def execute(
     stats: ExecutionStats | None = None,
     share: int = 1,
     below: Feed | None = None,
+    options: ExecutionOptions | None = None,
 ) -> Iterator[ReadUnit]:
     """Return the blocks of a plan, in order; its stages run ahead of the reader, from now on.
 
@@ -253,6 +255,7 @@ def execute(
         stats: Where to count.
         share: Among how many executions pools are divided.
         below: What is read in place of the plan's source; none of its units may be left out.
+        options: In place of those of the context.
 
     Raises:
         DataError: A function of the user or a file has failed.
@@ -262,13 +265,14 @@ def execute(
     if local is None:
         local = not has_user_code(root) and below is None and _is_small(root, context)
     errors = context.max_errored_blocks if below is None else 0
+    options = options or context.execution_options
     resources = {} if local else cluster_resources()
     if not local:
         _check_pools(root, resources, share)
     setting = Setting(
-        dataclasses.replace(context, max_errored_blocks=errors),
+        dataclasses.replace(context, max_errored_blocks=errors, execution_options=options),
         local=local,
-        ordered=context.execution_options.preserve_order if ordered is None else ordered,
+        ordered=options.preserve_order if ordered is None else ordered,
         whole=below is None,
         share=share,
         resources=resources,

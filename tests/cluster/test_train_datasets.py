@@ -77,7 +77,9 @@ def test_the_ranks_share_each_epoch_and_the_next_one_has_another_order(
     fit: Any, tmp_path: Path
 ) -> None:
     dataset = miniray.data.range(101).map(lambda row: {"id": row["id"] + 1})
-    fit(epochs, {"train": dataset})
+    limits = miniray.data.ExecutionResources(cpu=1)
+    options = miniray.data.ExecutionOptions(resource_limits=limits)
+    fit(epochs, {"train": dataset}, data=train.DataConfig(execution_options=options))
     first, second = (noted(tmp_path, f"epoch{epoch}") for epoch in range(2))
     assert rows_of(first) == rows_of(second) == list(range(1, 102))
     assert first != second

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from miniray.data.context import ExecutionOptions
     from miniray.train.data.config import DataConfig
     from miniray.train.data.sources import Source, StreamSource
 
@@ -42,7 +43,7 @@ def adapt_all(
             f'datasets={_short(datasets)} must be a dictionary, such as {{"train": dataset}}.'
         )
     sources = {
-        name: adapt(name, dataset, shuffled=config.shuffles(name))
+        name: adapt(name, dataset, shuffled=config.shuffles(name), options=config.options(name))
         for name, dataset in datasets.items()
     }
     config.check_names(sources)
@@ -60,20 +61,23 @@ def check_rows(name: str, source: Source | StreamSource, parts: int) -> None:
         )
 
 
-def adapt(name: Any, dataset: Any, *, shuffled: bool = False) -> Source | StreamSource:
+def adapt(
+    name: Any, dataset: Any, *, shuffled: bool = False, options: ExecutionOptions | None = None
+) -> Source | StreamSource:
     """Return the source of one dataset, or of what a function returns; see ``adapt_all``.
 
     Args:
         name: Its name.
         dataset: The dataset, or the function.
         shuffled: Whether each epoch gets an order of its own.
+        options: How a dataset of ``miniray.data`` is executed. Default: as its context says.
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"datasets has the key {name!r}; names of datasets are non-empty strings.")
     if inspect.isroutine(dataset) or isinstance(dataset, functools.partial):
         dataset = dataset()
     try:
-        source = _source_of(name, dataset, shuffled=shuffled)
+        source = _source_of(name, dataset, shuffled, options)
     except (ValueError, FileNotFoundError) as error:
         raise type(error)(f"datasets[{name!r}]: {error}") from error
     except ImportError as error:
@@ -84,14 +88,16 @@ def adapt(name: Any, dataset: Any, *, shuffled: bool = False) -> Source | Stream
     return source
 
 
-def _source_of(name: str, dataset: Any, *, shuffled: bool) -> Source | StreamSource:
+def _source_of(
+    name: str, dataset: Any, shuffled: bool, options: ExecutionOptions | None
+) -> Source | StreamSource:
     paths = dataset if isinstance(dataset, list | tuple) else [dataset]
     if paths and all(isinstance(path, str | os.PathLike) for path in paths):
         return _from_paths(paths)
     if type(dataset).__module__.startswith("miniray.data."):
         from miniray.train.data.datasets import DatasetSource
 
-        return DatasetSource(dataset, shuffled=shuffled)
+        return DatasetSource(dataset, shuffled=shuffled, options=options)
     library = type(dataset).__module__.partition(".")[0]
     if library in _BY_LIBRARY:
         source: Source | StreamSource | None = _BY_LIBRARY[library](dataset)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from miniray.train.config.checks import is_whole, refuses
+from miniray.train.config.checks import is_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from miniray.data.context import ExecutionOptions
 
 #: The name in ``datasets`` that is usual for the data to train on.
 TRAIN_DATASET_KEY = "train"
 
 
-_READS_ITSELF = "Each worker reads its part of the data by itself: leave it out."
-
-
-@refuses(execution_options=_READS_ITSELF, enable_shard_locality=_READS_ITSELF)
 @dataclasses.dataclass
 class DataConfig:
     """How ``datasets`` of a trainer reach its workers.
@@ -25,6 +23,10 @@ class DataConfig:
     Args:
         datasets_to_split: Names of those of which each worker gets its part, or ``"all"``. Of the
             others each worker gets every row.
+        execution_options: A ``miniray.data.ExecutionOptions`` for what each worker has made of
+            datasets of ``miniray.data``, or a dictionary of them by name. Rows are in order in any
+            case.
+        enable_shard_locality: Accepted as in Ray: each worker reads its part by itself.
         datasets_to_shuffle: Names of those whose rows come in a new order in each epoch, or
             ``"all"``. The others keep their order, and so would a dataset sorted by label: each
             worker would see only some of the labels. Iterable datasets come in their own order.
@@ -45,6 +47,8 @@ class DataConfig:
             )
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    execution_options: ExecutionOptions | Mapping[str, ExecutionOptions] | None = None
+    enable_shard_locality: bool = True
     _: dataclasses.KW_ONLY
     datasets_to_shuffle: Literal["all"] | Sequence[str] = "all"
     seed: int = 0
@@ -54,6 +58,13 @@ class DataConfig:
         self.datasets_to_shuffle = _names("datasets_to_shuffle", self.datasets_to_shuffle)
         if not is_whole(self.seed, least=0):
             raise ValueError(f"DataConfig(seed={self.seed!r}) must be a whole number, 0 or more.")
+        given: Any = self.execution_options
+        for each in given.values() if isinstance(given, dict) else [given]:
+            if each is not None and not hasattr(each, "resource_limits"):
+                raise ValueError(
+                    f"DataConfig(execution_options={given!r}) must be a "
+                    f"miniray.data.ExecutionOptions, or a dictionary of them by names of datasets."
+                )
 
     def check_names(self, known: Collection[str]) -> None:
         """Raise ValueError if a dataset is named that the trainer was not given."""
@@ -65,6 +76,11 @@ class DataConfig:
                     f"DataConfig({argument}) names {unknown[0]!r}, but the trainer's datasets are: "
                     f"{', '.join(sorted(known)) or 'none'}."
                 )
+
+    def options(self, name: str) -> ExecutionOptions | None:
+        """Return how a dataset is executed, if that is said."""
+        given: Any = self.execution_options
+        return given.get(name) if isinstance(given, dict) else given
 
     def splits(self, name: str) -> bool:
         """Return whether each worker gets a part of this dataset only."""

@@ -22,6 +22,7 @@ from miniray.util.placement_group import get_current_placement_group, placement_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from miniray.data.context import ExecutionOptions
     from miniray.data.feeds import Feed
     from miniray.data.plan import PlanNode
     from miniray.data.sources import ReadUnit
@@ -52,11 +53,15 @@ class DatasetSource(UnitsSource):
         dataset: The dataset. A ``map_batches`` counts as one that keeps the number of rows, which
             is checked, unless it says ``udf_modifying_row_count=True``.
         shuffled: Whether each epoch has an order of its own: a ``random_shuffle`` is left out then.
+        options: How it is executed. Default: as the context says.
     """
 
     modules = (*MODULES, "miniray.train.data.datasets")
 
-    def __init__(self, dataset: Dataset, *, shuffled: bool = False) -> None:
+    def __init__(
+        self, dataset: Dataset, *, shuffled: bool = False, options: ExecutionOptions | None = None
+    ) -> None:
+        self._options = options
         plan = _unshuffled(dataset._plan) if shuffled else dataset._plan
         left_out = plan is not dataset._plan
         if left_out:
@@ -90,7 +95,9 @@ class DatasetSource(UnitsSource):
         """
         if not local:
             self._check_pools(share)
-        made = execute(self._plan, below=units, local=local, ordered=True, share=share)
+        made = execute(
+            self._plan, below=units, local=local, ordered=True, share=share, options=self._options
+        )
         return map(table_of, made)
 
     def _check_pools(self, ranks: int) -> None:

@@ -13,7 +13,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 
 import miniray
-from miniray.data import DataError
+from miniray.data import DataError, ExecutionOptions, ExecutionResources
 from miniray.data.plan import explained
 from miniray.data.sources import BlockRows, ReadUnit
 from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
@@ -203,10 +203,13 @@ def test_what_is_not_split_is_whole_on_every_rank_and_in_one_order():
         assert shards.get("train") is shards.get("train")
 
 
-@pytest.mark.parametrize("name", ["execution_options", "enable_shard_locality"])
-def test_an_option_of_rays_data_is_refused_with_what_to_do(name):
-    with pytest.raises(ValueError, match=rf"DataConfig\({name}=True\).*leave it out"):
-        DataConfig(**{name: True})
+def test_options_of_execution_are_for_all_datasets_or_by_name():
+    options = ExecutionOptions(resource_limits=ExecutionResources(cpu=1))
+    assert DataConfig("all", options, enable_shard_locality=False).options("train") is options
+    by_name = DataConfig(execution_options={"train": options})
+    assert (by_name.options("train"), by_name.options("valid")) == (options, None)
+    with pytest.raises(ValueError, match=r"execution_options=True\) must be .*ExecutionOptions"):
+        DataConfig(execution_options=True)
 
 
 def test_a_configuration_that_prepares_datasets_as_rays_do_is_refused_when_it_is_defined():
