@@ -193,9 +193,13 @@ def run_head(options: HeadOptions) -> None:
     gc.enable()  # the daemon that this is forked from imports without
     try:
         asyncio.run(_run(options))
-    except OSError as error:
+    except Exception as error:
+        import sqlite3  # the heads of embedded clusters have no database
+
+        if not isinstance(error, (OSError, sqlite3.Error)):
+            raise
         logger.exception("the head could not start")
-        options.ready({"error": error.strerror or str(error)})
+        options.ready({"error": getattr(error, "strerror", None) or str(error)})
 
 
 async def _run(options: HeadOptions) -> None:

@@ -31,12 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Heads that may end within ``head_grace`` before the node gives up.
-_MAX_STARTS = 5
-
-
-class HeadEndedError(BootError):
-    """A head ended before it served; the next one may serve."""
+#: Heads that may end within ``head_grace`` after they served, before the node gives up.
+_MAX_ENDS = 5
 
 
 class HeadProcess:
@@ -46,7 +42,7 @@ class HeadProcess:
         self._options = options
         self._logs = logs
         self._answer = -1
-        self._starts: collections.deque[float] = collections.deque(maxlen=_MAX_STARTS)
+        self._ends: collections.deque[float] = collections.deque(maxlen=_MAX_ENDS)
         self._process: subprocess.Popen[bytes] | None = None
         self.pid = 0
 
@@ -75,7 +71,7 @@ class HeadProcess:
         finally:
             os.close(fd)
         if not data:
-            raise HeadEndedError(f"The head ended while it started; see {self._logs}/head.log.")
+            raise BootError(f"The head ended while it started; see {self._logs}/head.log.")
         facts: dict[str, Any] = json.loads(data)
         if "error" in facts:
             raise BootError(facts["error"])
@@ -85,21 +81,30 @@ class HeadProcess:
 
     # --- later starts ------------------------------------------------------------
     async def restart(self) -> None:
-        """Start a head in the place of one that ended; BootError if heads end again and again."""
+        """Start a head in the place of one that ended, and others if it cannot serve.
+
+        What they lack, as room on the disk, may come: their starts are ever further apart. Raises
+        BootError if none serves within ``head_grace``, or if those that do end again and again.
+        """
+        now, grace = time.monotonic(), config().head_grace
+        if len(self._ends) == _MAX_ENDS and now - self._ends[0] < grace:
+            raise BootError(f"{_MAX_ENDS} heads have ended within {grace:g} s.")
+        self._ends.append(now)
+        deadline, pause = now + grace, grace / 60
         while True:
-            now = time.monotonic()
-            if len(self._starts) == _MAX_STARTS and now - self._starts[0] < config().head_grace:
-                raise BootError(f"{_MAX_STARTS} heads have ended within {config().head_grace:g} s.")
-            self._starts.append(now)
             # If it lives, and has only given up this node, it must not tell the other nodes on its
             # way out that the cluster ends: the next head takes them over.
             await asyncio.to_thread(self.end, 0)
-            self._spawn()
             try:
+                self._spawn()
                 await self.ready()
                 break
-            except HeadEndedError as error:
-                logger.warning("%s Another one is started.", error)
+            except BootError as error:
+                if time.monotonic() + pause > deadline:
+                    raise
+                logger.warning("%s Another head is started in %g s.", error, pause)
+            await asyncio.sleep(pause)
+            pause *= 3
         logger.warning("a new head serves the cluster; its process is %d", self.pid)
 
     def _spawn(self) -> None:

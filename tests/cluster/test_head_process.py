@@ -191,3 +191,47 @@ def test_the_network_side_is_pinned_by_the_fingerprint(folder: Path) -> None:
 
     assert asyncio.run(scenario())
     process.stop()
+
+
+#: Fills the disk of its session's folder, kills the head, and makes room when one could not start.
+ROOM_COMES = """
+import contextlib, os, signal, time
+from pathlib import Path
+import miniray, psutil
+from miniray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1})
+pids = cluster.head_node.pids
+rest = Path(os.environ["MINIRAY_TMPDIR"], "rest")
+with rest.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+    while file.write(bytes(4096)):
+        pass
+os.kill(pids["head"], signal.SIGKILL)
+heads = set()
+while len(heads) < 2:
+    time.sleep(0.01)
+    heads |= {child.pid for child in psutil.Process(pids["node"]).children()}
+    heads -= {pids["head"], pids["template"]}
+rest.unlink()
+assert miniray.get(miniray.remote(os.getpid).remote(), timeout=60) > 0
+cluster.shutdown()
+"""
+
+
+def test_a_head_that_is_killed_while_its_disk_is_full_is_back_when_there_is_room(
+    folder: Path,
+) -> None:
+    """The disk is a file system of 8 MiB, mounted for this test's processes only."""
+    alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("mount namespaces are not available to this user")
+    mount = 'mount -t tmpfs -o size=8m tmpfs "$MINIRAY_TMPDIR" && exec "$@"'
+    done = subprocess.run(
+        [*alone, "sh", "-c", mount, "sh", sys.executable, "-c", ROOM_COMES],
+        env={**os.environ, "MINIRAY_TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
