@@ -25,6 +25,7 @@ from miniray.system.launch import launch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from miniray.common.runtime import Runtime
     from miniray.system.launch import StartedNode
 
 
@@ -184,6 +185,9 @@ class Cluster:
             self._token = started.result.token
         else:
             self.worker_nodes.append(node)
+            if (runtime := self._attached()) is not None:
+                # The answer comes behind the head's word of the new node to this driver's node.
+                runtime.head.head_call("nodes")
         return node
 
     def remove_node(self, node: Node, allow_graceful: bool = True) -> None:
@@ -231,10 +235,8 @@ class Cluster:
     def shutdown(self) -> None:
         """Detach this process if it is attached, and end all nodes."""
         from miniray.api import shutdown
-        from miniray.common.runtime import runtime_or_none
 
-        runtime = runtime_or_none()
-        if runtime is not None and runtime.context().gcs_address == self._address:
+        if self._attached() is not None:
             shutdown()
         for node in [*self.worker_nodes, *([self.head_node] if self.head_node else [])]:
             node.stop()
@@ -243,6 +245,15 @@ class Cluster:
         self._address = ""
         if self._shutdown_at_exit:
             atexit.unregister(self.shutdown)
+
+    def _attached(self) -> Runtime | None:
+        """Return this process's runtime, if it is attached to this cluster."""
+        from miniray.common.runtime import runtime_or_none
+
+        runtime = runtime_or_none()
+        if runtime is None or runtime.context().gcs_address != self._address:
+            return None
+        return runtime
 
     def __enter__(self) -> Cluster:
         return self

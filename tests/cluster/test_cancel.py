@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_helpers import is_alive, wait_for_file, wait_until
+from cluster_helpers import is_alive, wait_for_file, wait_for_text, wait_until
 
 import miniray
 from miniray.exceptions import RayTaskError, TaskCancelledError, WorkerCrashedError
@@ -194,13 +194,13 @@ def test_a_worker_in_which_an_import_was_cut_off_runs_nothing_more(tmp_path: Pat
         return [name for name in sys.modules if name.startswith("half_there")]
 
     loading = load.remote(tmp_path)
-    wait_for_file(tmp_path / "pid")
+    pid = int(wait_for_text(tmp_path / "pid"))
     waiting = [loaded.remote() for _ in range(3)]
     miniray.cancel(loading)
     with pytest.raises(TaskCancelledError):
         miniray.get(loading, timeout=30)
     assert miniray.get(waiting, timeout=30) == [[], [], []]
-    wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+    wait_until(lambda: not is_alive(pid))
 
 
 def test_a_cancelled_task_is_not_retried(tmp_path: Path) -> None:

@@ -307,12 +307,12 @@ def test_the_page_of_an_actor_says_what_it_runs(page: PageClient) -> None:
     with page.events(f"actor:{actor._actor_id.hex()}") as events:
         rows_until(events, lambda rows: len(rows) == 3)
     with page.events(f"worker:{miniray.nodes()[0]['NodeID']}:{pid}") as events:
-        event = next(event for event in events if event["total"] == 3)
-    assert sorted(row["state"] for row in event["changed"].values()) == [
-        "queued",
-        "queued",
-        "running",
-    ]
+        states = ["queued", "queued", "running"]
+        event = next(
+            event
+            for event in events
+            if sorted(row["state"] for row in events.rows.values()) == states
+        )
     assert event["summary"]["worker"]["memory"] > 1e6
     miniray.kill(actor)
     for ref in running:

@@ -202,7 +202,7 @@ def test_stop_ends_the_jobs_actors_and_names_the_detached_ones_which_go_on(
 ) -> None:
     (tmp_path / "actors.py").write_text(ACTORS)
     name = submit(cluster, "--", "python", str(tmp_path / "actors.py"))
-    wait_until(lambda: log_of(cluster, name))
+    wait_until(lambda: log_of(cluster, name).endswith("\n"))  # each number comes by itself
     plain, lasting = map(int, log_of(cluster, name).split())
     done = cluster.run("job", "stop", name)
     assert "Its detached actors go on: lasting." in done.stdout

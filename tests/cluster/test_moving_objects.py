@@ -214,7 +214,7 @@ def test_get_that_runs_out_of_time_stops_the_transfer(nodes: Cluster) -> None:
     assert here is not None
     reader = FarReader.remote()
     assert miniray.get(reader.sum.remote(ref)) == 4 * MIB  # all that was asked there is answered
-    assert used_bytes()[here.node_id] == 0
+    wait_until(lambda: used_bytes()[here.node_id] == 0)  # as of its next heartbeat
     assert miniray.get(ref, timeout=30).sum() == 4 * MIB
     assert miniray.get(ref, timeout=0).sum() == 4 * MIB
 
@@ -297,7 +297,7 @@ def test_arguments_of_a_call_cancelled_in_the_queue_do_not_move(
                 miniray.get(call, timeout=10)
     assert miniray.get(reader.sum.remote(np.ones(1))) == 1
     wait_until(lambda: used_bytes()[source(nodes).node_id] > 2 * MIB)
-    assert used_bytes()[far(nodes).node_id] == 0
+    wait_until(lambda: used_bytes()[far(nodes).node_id] == 0)  # as of its next heartbeat
 
 
 def test_a_method_that_waits_for_its_arguments_can_be_cancelled(nodes: Cluster) -> None:
@@ -342,7 +342,12 @@ def test_several_values_of_one_get_move_together(nodes: Cluster) -> None:
 def movers_of(node: Node) -> list[psutil.Process]:
     """The processes of a node that carry its large values: others run before them."""
     template = psutil.Process(node.pids["template"])
-    return [process for process in template.children() if process.nice() > template.nice()]
+    found = []
+    for process in template.children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker that has ended meanwhile
+            if process.nice() > template.nice():
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize("sends", [True, False], ids=["sends", "receives"])

@@ -73,10 +73,16 @@ def held(folder: str) -> None:
 
 
 def until(page: RunPage, fits: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """A page, once what it shows fits."""
-    head = current_runtime().head
-    wait_until(lambda: fits(page.look(head)))
-    return page.look(head)
+    """What a page shows, once it fits; a busy machine may leave some of it out the next time."""
+    shown: dict[str, Any] = {}
+
+    def look() -> Any:
+        shown.clear()
+        shown.update(page.look(current_runtime().head))
+        return fits(shown)
+
+    wait_until(look)
+    return shown
 
 
 def rows_of(rank: dict[str, Any]) -> dict[str, int]:

@@ -175,7 +175,7 @@ def test_a_stream_pauses_while_its_reader_is_stopped(nodes: Cluster, tmp_path: P
         """
     miniray.init(address="auto")
     try:
-        all_free = miniray.available_resources()["CPU"]
+        all_free = miniray.cluster_resources()["CPU"]
         with subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
         ) as driver:
