@@ -267,7 +267,7 @@ def test_commands_look_at_a_cluster_elsewhere_with_its_token(
     line = one_line(command.run("status", *where, **outside, MINIRAY_TOKEN=wrong))
     assert "token" in line
     assert wrong not in line
-    assert not processes_with("MINIRAY_TMPDIR", str(home))
+    wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(home)))
     assert not [path for path in home.rglob("*") if path.is_file()]  # nor a log
     shutil.rmtree(home)
 

@@ -461,6 +461,8 @@ def test_ctrl_c_ends_the_wait_for_a_block_and_the_tasks(tmp_path: Path) -> None:
 
 
 def test_a_running_dataset_tells_rows_and_what_each_operator_waits_for() -> None:
+    from cluster_helpers import wait_until
+
     from miniray.common.runtime import current_runtime
     from miniray.util.task_records import ask_processes, dataset_rows
 
@@ -474,6 +476,7 @@ def test_a_running_dataset_tells_rows_and_what_each_operator_waits_for() -> None
     dataset = miniray.data.range(1000).map(lambda row: row)
     batches = iter(dataset.map_batches(Model, concurrency=1).iter_batches(batch_size=10))
     next(batches)
+    wait_until(lambda: {row["waits_for"] for row in told()} == {"its reader"}, told=told)
     rows = {row["operator"]: row for row in told()}
     list(batches)
     assert told() == []

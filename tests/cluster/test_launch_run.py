@@ -282,8 +282,13 @@ if os.fork() == 0:  # its child is an orphan, which ends at once
 os.wait()
 
 def states():
-    texts = [path.read_text() for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
-    return [text.rpartition(")")[2].split()[0] for text in texts]
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found.append(path.read_text().rpartition(")")[2].split()[0])
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
 
 time.sleep(0.3)
 while "Z" in states():

@@ -236,24 +236,27 @@ def test_a_get_that_runs_out_of_time_says_what_waits_and_why(held: Any, tmp_path
             miniray.get(ref, timeout=TO_HEAR_WHY)
         return str(error.value)
 
+    def says(ref: Any, told: str) -> None:
+        """Wait until it says so: a head that is too busy to answer in time is not waited for."""
+        wait_until(lambda: told in timed_out(ref))
+
     never = wanted.options(resources={"scarce": 2}).remote()
     why = "wanted waits: needs scarce 2; no node has scarce."
-    assert timed_out(never).endswith(why)
+    wait_until(lambda: timed_out(never).endswith(why))
 
     @miniray.remote(num_cpus=0)
     def after(_: Any) -> None:
         """Waits for its argument."""
 
     dependent = after.remote(never)
-    assert timed_out(dependent).endswith(why)
+    wait_until(lambda: timed_out(dependent).endswith(why))
     actor = Wanted.options(num_gpus=3).remote()
-    assert "Wanted waits: needs GPU 3; the largest node" in timed_out(actor.ready.remote())
+    says(actor.ready.remote(), "Wanted waits: needs GPU 3; the largest node")
     group = placement_group([{"CPU": 8}])
-    told = timed_out(group.ready())
-    assert f"placement group {short_id(group.id.hex())} waits: " in told
+    says(group.ready(), f"placement group {short_id(group.id.hex())} waits: ")
     held(num_cpus=4)
     busy = wanted.options(num_cpus=4).remote()
-    assert "wanted waits: needs CPU 4; node" in timed_out(busy)
+    says(busy, "wanted waits: needs CPU 4; node")
     running = miniray.remote(wait_for_file).options(num_cpus=0).remote(tmp_path / "go")
     assert "waits" not in timed_out(running)
     (tmp_path / "go").touch()
