@@ -56,7 +56,7 @@ def store_is_empty() -> bool:
 def nothing_is_left() -> Iterator[None]:
     """Whatever a test does, memory and disk are empty after it."""
     yield
-    wait_until(store_is_empty, timeout=10)
+    wait_until(store_is_empty)
 
 
 def value_of(number: int, size: int = VALUE) -> Any:
@@ -240,7 +240,7 @@ def test_what_a_killed_actor_owned_leaves_the_disk() -> None:
 
     owner = Owner.remote()
     os.kill(miniray.get(owner.fill.remote()), 9)
-    wait_until(store_is_empty, timeout=10)
+    wait_until(store_is_empty)
 
 
 def test_nothing_of_the_disk_has_a_name(session_root: Path) -> None:

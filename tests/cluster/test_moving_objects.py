@@ -58,7 +58,7 @@ def stores_are_empty() -> bool:
 def nothing_is_left(nodes: Cluster) -> Iterator[None]:
     """Whatever a test does, all stores are empty after it."""
     yield
-    wait_until(stores_are_empty, timeout=10)
+    wait_until(stores_are_empty)
 
 
 def far(nodes: Cluster) -> Node:

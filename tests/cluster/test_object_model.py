@@ -104,7 +104,7 @@ def settle(differences: Callable[[], list[str]]) -> None:
         return not found
 
     try:
-        wait_until(settled, timeout=10)
+        wait_until(settled, timeout=30)
     except AssertionError:
         raise AssertionError("; ".join(found)) from None
 

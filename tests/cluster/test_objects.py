@@ -54,7 +54,7 @@ def store_is_empty() -> bool:
 def nothing_is_left() -> Iterator[None]:
     """Whatever a test does, the store is empty after it."""
     yield
-    wait_until(store_is_empty, timeout=10)
+    wait_until(store_is_empty)
 
 
 def where(array: Any) -> tuple[str, int]:
@@ -754,6 +754,6 @@ def test_a_get_that_fails_holds_nothing_when_its_error_is_gone(owner_dies: bool)
     gc.disable()
     try:
         fail_to_get()
-        wait_until(lambda: entries() == before)
+        wait_until(lambda: entries() <= before)  # less, if something of an earlier test has gone
     finally:
         gc.enable()

@@ -71,7 +71,7 @@ def no_entry_is_left() -> bool:
 def nothing_is_left(nodes: Cluster) -> Iterator[None]:
     """Whatever a test does, all stores are empty after it."""
     yield
-    wait_until(stores_are_empty, timeout=10)
+    wait_until(stores_are_empty)
 
 
 @pytest.fixture
