@@ -100,7 +100,7 @@ def profile(
     return {
         "way": _ways(told),
         "unit": "seconds" if kind == "cpu" else "bytes",
-        "tree": tree_of(samples, of),
+        "tree": tree_of(samples, _name(told[0]) if len(told) == 1 else of),
         "samples": samples,
         "notes": notes,
     }

@@ -266,9 +266,14 @@ def test_nothing_scrolls_sideways_and_phones_have_a_menu(page: Page) -> None:
             for element in ("html", "main"):
                 wide = page.locator(element).evaluate("e => e.scrollWidth - e.clientWidth")
                 assert wide <= 0, f"{name!r} at {width} pixels"
+    waiting = page.get_by_role("link", name="Waiting")
+    page.get_by_role("button", name="Menu").click()
+    expect(waiting).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(waiting).not_to_be_visible()
     page.get_by_role("button", name="Menu").click()
     show(page, "Jobs", "Jobs")
-    expect(page.get_by_role("link", name="Waiting")).not_to_be_visible()
+    expect(waiting).not_to_be_visible()
 
 
 def test_light_and_dark_follow_the_system_or_the_choice(page: Page) -> None:

@@ -16,7 +16,7 @@ const NAVIGATION = [
 ];
 /** Which entry of the navigation a page belongs to. */
 const PARENTS = { actor: "actors", run: "runs", compare: "runs", worker: "" };
-const KEYS = [["/", "search"], ["j, k", "next row, previous row"], ["Enter", "open the row"], ["Esc", "leave the field; close this"], ["?", "these keys"]];
+const KEYS = [["/", "search"], ["j, k", "next row, previous row"], ["Enter", "open the row"], ["Esc", "leave the field; close this, or the menu"], ["?", "these keys"]];
 const THEMES = { "": "as the system", light: "light", dark: "dark" };
 
 const parts = () => location.hash.replace(/^#\/?/, "").split("?")[0].split("/").map(decoded);
@@ -100,6 +100,7 @@ function App() {
       const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox";
       if (event.key === "Escape") {
         event.target.blur?.();
+        setMenu(false);
         return setHelp(false);
       }
       if (typing) return;

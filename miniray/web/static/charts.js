@@ -17,6 +17,9 @@ const uplot = () =>
 
 /** What marks of an axis of steps are apart by. */
 const WHOLE = [...Array(13).keys()].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power));
+/** The same of bytes, which are shown in KiB, MiB and so on. */
+const DOUBLED = [...Array(60).keys()].map((power) => 2 ** power);
+const newest = (values) => values.findLast((v) => v !== null);
 const HUES = [215, 25, 150, 320, 45, 265, 0, 185];
 const dark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
 /** The colour of the n-th line of a chart. */
@@ -59,23 +62,23 @@ export function Chart({ title, x, lines, unit = "count", time = false, height = 
       stroke: style.getPropertyValue("--dim"), font: "11px system-ui, sans-serif",
       grid: { stroke: style.getPropertyValue("--line"), width: 1 }, ticks: { show: false },
     };
+    const where = (v) => (time ? clock(v) : number(v));
     const told = () => {
       const plot = chart.current;
       const { idx } = plot.cursor;
       const [all, values] = plot.data;
-      const newest = values.length - 1 - [...values].reverse().findIndex((v) => v !== null);
-      return idx == null ? show(values[newest]) : `${time ? clock(all[idx]) : `${xName} ${number(all[idx])}`}: ${show(values[idx])}`;
+      return idx == null ? show(newest(values)) : `${time ? "" : `${xName} `}${where(all[idx])}: ${show(values[idx])}`;
     };
     const options = {
       width: place.current.clientWidth || 300, height,
       scales: { x: { time }, y: { range: (_, low, high) => spread(low, high, unit) } },
-      axes: [{ ...axis, size: 24, space: 60, ...(time ? { values: (_, all) => all.map((at) => clock(at).slice(-8, all.at(-1) - all[0] < 600 ? undefined : -3)) } : { incrs: WHOLE }) }, { ...axis, size: 62, space: 32, values: (_, all) => all.map(show) }],
+      axes: [{ ...axis, size: 24, space: 60, ...(time ? { values: (_, all) => all.map((at) => clock(at).slice(-8, all.at(-1) - all[0] < 600 ? undefined : -3)) } : { incrs: WHOLE }) }, { ...axis, size: 62, space: 32, values: (_, all) => all.map(show), ...(unit.startsWith("bytes") ? { incrs: DOUBLED } : {}) }],
       cursor: { y: false, points: { size: 5 } },
       legend: { show: !alone },
       hooks: { setCursor: [tell.current = () => alone && chart.current && (caption.current.textContent = told())] },
       series: [
-        { label: time ? "time" : xName, value: (_, v) => (v == null ? "" : time ? clock(v) : number(v)) },
-        ...lines.map((line, n) => ({ label: line.name, stroke: colour(n), width: 1.5, spanGaps: !time, value: (_, v) => (v == null ? "" : show(v)), points: { show: x.length < 3 } })),
+        { label: time ? "time" : xName, value: (plot, v, n, at) => where(at == null ? plot.data[0].at(-1) : v) },
+        ...lines.map((line, n) => ({ label: line.name, stroke: colour(n), width: 1.5, spanGaps: !time, value: (plot, v, n, at) => show(at == null ? newest(plot.data[n]) : v), points: { show: x.length < 3 } })),
       ],
     };
     uplot().then((Plot) => {

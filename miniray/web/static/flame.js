@@ -220,7 +220,7 @@ export function flameGraph(element, tree, unit = "seconds") {
   const own = new Map();
   for (const frame of frames) if (frame !== root && frame.own > 0) own.set(frame.name, (own.get(frame.name) ?? 0) + frame.own);
   for (const [name, value] of [...own].sort((a, b) => b[1] - a[1]).slice(0, 8)) {
-    const button = make("button", { type: "button", textContent: name });
+    const button = make("button", { type: "button", textContent: name, title: name });
     button.addEventListener("click", () => search((field.value = name)));
     hottest.append(make("li", {}, make("span", { textContent: `${show(value)}, ${((100 * value) / (root.value || 1)).toFixed(1)} %` }), button));
   }

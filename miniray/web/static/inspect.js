@@ -30,8 +30,8 @@ const WAYS = {
   memory: { title: "Memory flame graph", path: "profile", body: { kind: "memory", seconds: SECONDS }, unit: "bytes", busy: `Recording allocations for ${SECONDS} s` },
 };
 
-/** Buttons that look into what `of` ({of, rank?}) names, and what they found. `live`: it can be asked. */
-export function Inspect({ of, live = true, why }) {
+/** Buttons that look into what `of` ({of, rank?}) names, and what they found. `live`: it can be asked; else `ended` says why not. */
+export function Inspect({ of, live = true, ended = "It has ended: stacks and profiles are of processes that live.", why }) {
   const [shown, setShown] = useState(null);
   const turn = useRef(0);
   const ask = async (kind) => {
@@ -46,7 +46,7 @@ export function Inspect({ of, live = true, why }) {
   const notes = shown?.answer?.notes ?? [];
   return html`<div class="inspect">
     <div class="tools">${Object.entries(WAYS).map(([kind, { title }]) => html`<button type="button" key=${kind} disabled=${!live || shown?.busy} aria-pressed=${shown?.kind === kind} onClick=${() => ask(kind)}>${title}</button>`)}${why && html`<a class="button" href=${why}>Why does it wait?</a>`}
-      ${!live && html`<span class="dim">It has ended: stacks and profiles are of processes that live.</span>`}</div>
+      ${!live && html`<span class="dim">${ended}</span>`}</div>
     <${Problem} of=${shown?.error} />
     ${shown?.busy && html`<div class="busy" role="status">${way.busy}<i class=${shown.kind === "stack" ? "" : "long"} /></div>`}
     ${shown?.answer && html`<section class="found"><header><h2>${way.title}</h2><span class="dim">${shown.answer.way && `by ${shown.answer.way}`}</span><button type="button" class="quiet" onClick=${() => ask(shown.kind)}>again</button><button type="button" class="quiet" onClick=${() => setShown(null)}>close</button></header>

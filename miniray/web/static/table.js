@@ -41,8 +41,8 @@ export function Rows({ columns, rows, start = 0, total = rows.length, open, sort
   const shown = columns.filter((column) => !(narrow && column.wide));
 
   const measure = () => {
-    const { scrollTop, clientHeight } = scroller.current;
-    setPlace((old) => (old.top === scrollTop && old.height === clientHeight ? old : { top: scrollTop, height: clientHeight }));
+    const { scrollTop: top, clientHeight: height, clientWidth: width } = scroller.current;
+    setPlace((old) => (old.top === top && old.height === height && old.width === width ? old : { top, height, width }));
   };
   useLayoutEffect(() => {
     measure();

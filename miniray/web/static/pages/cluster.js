@@ -33,7 +33,7 @@ function Device({ row, use, small }) {
   </div>`;
 }
 
-function DeviceMap({ devices, uses, models, error }) {
+function DeviceMap({ devices, uses, models, ready, error }) {
   const [only, setOnly] = useState("all");
   const nodes = new Map();
   for (const row of devices) nodes.set(row.node_id, [...(nodes.get(row.node_id) ?? []), row]);
@@ -50,18 +50,18 @@ function DeviceMap({ devices, uses, models, error }) {
     ${devices.length > 0 && html`<div class="tools legend"><span class="key"><i class="part" />held, by whom</span><span class="key"><i class="free" />free</span><span class="key"><i class="out" />out of service</span><span class="key"><i class="used" />in use: compute, memory</span>
       <select aria-label="Show devices" value=${only} onChange=${(event) => setOnly(event.target.value)}>${Object.keys(fits).map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></div>`}
     ${groups.map(([node, rows]) => html`<div class="rack" key=${node}><div class="rackname" title=${node}>${rows[0].node_name || node}<span class="dim">${models.get(node)}</span>${!named && html`<span class="dim">${node.slice(0, 8)}</span>`}</div><div class="devices">${rows.map((row) => html`<${Device} key=${row.key} row=${row} use=${uses.get(node)?.devices[`${row.resource}/${row.device}`] ?? {}} small=${small} />`)}</div></div>`)}
-    ${!devices.length && html`<${Empty}>No node has devices. GPUs and other accelerators are found when a node starts; <code>--num-gpus N</code> declares some.<//>`}
+    ${ready && !devices.length && html`<${Empty}>No node has devices. GPUs and other accelerators are found when a node starts; <code>--num-gpus N</code> declares some.<//>`}
     ${devices.length > 0 && !groups.length && html`<${Empty}>No device is “${only}”.<//>`}
   <//>`;
 }
 
 const NODE_COLUMNS = [
-  { name: "node_name", title: "Node", width: "minmax(120px, 1.4fr)", cell: (row) => html`<span title=${row.node_id}><b>${row.node_name || row.node_id}</b> <span class="dim">${row.node_ip}${row.is_head_node ? " · head" : ""}</span></span>` },
+  { name: "node_name", title: "Node", width: "minmax(120px, 2.2fr)", cell: (row) => html`<span title=${row.node_id}><b>${row.node_name || row.node_id}</b> <span class="dim">${row.is_head_node ? "head · " : ""}${row.node_id.slice(0, 8)} · ${row.node_ip}</span></span>` },
   { name: "state", title: "State", width: "minmax(92px, 1fr)", cell: (row) => html`<span title=${row.state_message}><${State} of=${row.state} bad=${row.state === "DEAD" && /lost|silent|heartbeat|ended|killed/i.test(row.state_message ?? "")} /> <span class="dim">${row.state_message}</span></span>` },
-  { name: "CPU", title: "CPUs held", width: "110px", wide: true, cell: (row) => html`<${Bar} value=${row.used?.CPU ?? 0} of=${row.total?.CPU} />` },
+  { name: "CPU", title: "CPUs held", width: "96px", wide: true, cell: (row) => html`<${Bar} value=${row.used?.CPU ?? 0} of=${row.total?.CPU} />` },
   { name: "cpu_percent", title: "CPU used", width: "86px", cell: (row) => html`<${Bar} value=${row.cpu_percent} of=${100} show=${(v) => `${Math.round(v)} %`} text=${`${Math.round(row.cpu_percent ?? 0)} %`} />` },
-  { name: "memory_used", title: "Memory", width: "150px", wide: true, cell: (row) => html`<${Bar} value=${row.memory_used} of=${row.memory_total} show=${bytes} />` },
-  { name: "object_store_used", title: "Object store", width: "150px", wide: true, cell: (row) => html`<${Bar} value=${row.object_store_used} of=${row.object_store_capacity} show=${bytes} />` },
+  { name: "memory_used", title: "Memory", width: "140px", wide: true, cell: (row) => html`<${Bar} value=${row.memory_used} of=${row.memory_total} show=${bytes} />` },
+  { name: "object_store_used", title: "Object store", width: "140px", wide: true, cell: (row) => html`<${Bar} value=${row.object_store_used} of=${row.object_store_capacity} show=${bytes} />` },
   { name: "disk_free", title: "Disk free", width: "80px", right: true, wide: true, cell: (row) => bytes(row.disk_free) },
   { name: "processes", title: "Processes", width: "72px", right: true, wide: true },
 ];
@@ -82,12 +82,12 @@ export function Cluster() {
     <header class="top"><h1>Cluster</h1></header>
     <${Problem} of=${nodes.error} />
     <div class="tiles">
-      <${Tile} name="Nodes" href="#/">${counts.ALIVE ?? 0}<small>of ${nodes.total}</small><//>
+      <${Tile} name="Nodes" href="#/">${nodes.ready ? (counts.ALIVE ?? 0) : "–"}<small>of ${number(nodes.ready && nodes.total)}</small><//>
       ${resources.map((name) => html`<${Tile} key=${name} name="${name} held" href="#/actors">${number(used[name] ?? 0)}<small>of ${number(total[name])}</small><//>`)}
-      <${Tile} name="Waiting" href="#/waiting"><span class=${blocked ? "warn" : ""}>${number(blocked)}</span>${waiting.rows.some((row) => row.infeasible) && html`<small class="bad">some never fit</small>`}<//>
+      <${Tile} name="Waiting" href="#/waiting"><span class=${blocked ? "warn" : ""}>${number(waiting.ready && blocked)}</span>${waiting.rows.some((row) => row.infeasible) && html`<small class="bad">some never fit</small>`}<//>
       ${since && html`<${Tile} name="Up for" href="#/events"><${Ago} time=${since} /><//>`}
     </div>
-    <${DeviceMap} devices=${devices.rows} uses=${uses} models=${models} error=${devices.error} />
+    <${DeviceMap} devices=${devices.rows} uses=${uses} models=${models} ready=${devices.ready} error=${devices.error} />
     <${Card} title="Nodes"><${Rows} label="Nodes" columns=${NODE_COLUMNS} rows=${rows} height=${Math.min(400, 34 + 30 * Math.max(1, rows.length))} /><//>
     <${Facts} of=${[["Cluster", name], ["Address", address], ["miniray", version], ["Logs", logs && html`<code>${logs}</code>`]]} />
   </div>`;
@@ -115,8 +115,8 @@ export function Why({ id }) {
   };
   return html`<div class="page">
     <header class="top"><h1>Why does it wait?</h1></header>
-    <form class="ask" onSubmit=${ask}><input type="search" aria-label="Id or name" placeholder="Id of a ref, task or actor, or an actor's name" value=${text} onInput=${(event) => setText(event.target.value)} /><button type="submit">Show why</button></form>
-    ${id && html`<${Problem} of=${error} />`}
+    <form class="ask" onSubmit=${ask}><input type="search" aria-label="Id or name" placeholder="Id of a ref, task or actor, or a name" value=${text} onInput=${(event) => setText(event.target.value)} /><button type="submit">Show why</button></form>
+    <${Problem} of=${error} />
     ${value?.deadlock && html`<div class="problem" role="alert">This is a deadlock: the chain comes back to where it began, so nothing in it can go on.</div>`}
     ${value?.chain && html`<${Chain} of=${value.chain} />`}
     ${(value?.notes ?? []).map((note) => html`<p class="note" key=${note}>${note}</p>`)}

@@ -18,10 +18,11 @@ const Calls = ({ rows }) => rows.length > 0 && html`<${Card} title="Calls"><${Ro
 export function Actor({ id }) {
   const at = useLive(`actor:${id}`)(`actor:${id}`);
   const actor = at.summary.actor ?? {};
-  const lives = actor.pid > 0 && actor.state !== "DEAD";
+  const dead = actor.state === "DEAD";
+  const lives = actor.pid > 0 && !dead;
   const unknown = at.error && !actor.actor_id; // its log may still be there
   return html`<div class="page">
-    <${Crumbs} to="#/actors" name="Actors">${actor.class_name ?? id.slice(0, 10)} <${State} of=${actor.is_starting ? "STARTING" : actor.state} bad=${actor.state === "DEAD"} /><//>
+    <${Crumbs} to="#/actors" name="Actors">${actor.class_name ?? id.slice(0, 10)} <${State} of=${actor.is_starting ? "STARTING" : actor.state} bad=${dead} /><//>
     <${Problem} of=${at.error} />
     ${(actor.death_cause || actor.why_waits) && html`<p class="cause">${actor.death_cause ?? actor.why_waits}</p>`}
     <${Facts} of=${[
@@ -29,9 +30,9 @@ export function Actor({ id }) {
       ["Holds", actor.required_resources && amounts(actor.required_resources)], ["Restarts", actor.num_restarts], ["Queued", actor.queued],
       ...uses(actor), ["Job", actor.job_id], ["Namespace", actor.ray_namespace], ["Id", html`<code>${id}</code>`],
     ]} />
-    ${!unknown && html`<${Inspect} key=${id} of=${{ of: id }} live=${lives} why=${`#/why/${id}`} />`}
+    ${!unknown && html`<${Inspect} key=${id} of=${{ of: id }} live=${lives} ended=${dead ? undefined : actor.state ? "It has no process yet." : ""} why=${`#/why/${id}`} />`}
     <${Calls} rows=${at.rows} />
-    <${Card} title="Log" wide><${Logs} of=${{ of: id }} live=${lives} /><//>
+    <${Card} title="Log" wide><${Logs} of=${{ of: id }} live=${!dead} /><//>
   </div>`;
 }
 

@@ -15,8 +15,8 @@ export function Runs() {
   const columns = [
     { name: "pick", title: "", width: "24px", sort: false, cell: (row) => html`<input type="checkbox" aria-label="Compare ${row.name}" checked=${picked.includes(row.run_id)} onChange=${() => toggle(row.run_id)} />` },
     { name: "name", title: "Run", width: "minmax(120px, 1.4fr)", cell: (row) => html`<a href="#/run/${row.run_id}" title=${row.path}><b>${row.name}</b></a>` },
-    { name: "state", title: "State", width: "minmax(92px, 0.8fr)", cell: (row) => html`<span title=${row.error || row.path}><${State} of=${row.state} /> <span class="dim">${row.error}</span></span>` },
-    { name: "metrics", title: "Newest report", width: "minmax(150px, 2.4fr)", wide: true, sort: false, cell: (row) => html`<span class="numbers" title=${latest(row.metrics)}>${latest(row.metrics) || "–"}</span>` },
+    { name: "state", title: "State", width: "minmax(92px, 0.8fr)", cell: (row) => html`<span title=${row.error || row.path}><${State} of=${row.state} /></span>` },
+    { name: "metrics", title: "Newest report, or error", width: "minmax(150px, 2.8fr)", wide: true, sort: false, cell: (row) => html`<span class=${row.error ? "bad" : "numbers"} title=${row.error || latest(row.metrics)}>${row.error || latest(row.metrics) || "–"}</span>` },
     { name: "reports", title: "Reports", width: "64px", right: true, wide: true, cell: (row) => number(row.reports) },
     { name: "checkpoints", title: "Checkpoints", width: "94px", right: true, wide: true, cell: (row) => number(row.checkpoints) },
     { name: "workers", title: "Workers", width: "64px", right: true, wide: true },
@@ -143,7 +143,7 @@ export function Run({ id }) {
     <${Card} title="Look inside" note="of all ranks at once, equal stacks together"><div class="tools"><label>of <select aria-label="Rank" value=${of} onChange=${(event) => setOf(event.target.value)}><option value="all">all ranks</option>${at.rows.map((row) => html`<option key=${row.key} value=${row.rank}>rank ${row.rank}</option>`)}</select></label></div>
       <${Inspect} key=${of} of=${whom} live=${live} /><//>
     <${Card} title="Slow ranks"><${Heat} heat=${heat} /><//>
-    <${List} title="Checkpoints" columns=${CHECKPOINTS} rows=${keyed(checkpoints, "name").reverse()} empty="None is complete yet. One is, when every rank's files are in the run's folder." />
+    <${List} title="Checkpoints" columns=${CHECKPOINTS} rows=${keyed(checkpoints, "name").reverse()} empty=${live ? "None is complete yet. One is, when every rank's files are in the run's folder." : "None is complete."} />
     <${List} title="Attempts" columns=${ATTEMPTS} rows=${keyed(attempts, "number").reverse()} empty="The first attempt begins when the run's workers are placed." />
     ${run.config && Object.keys(run.config).length > 0 && html`<${Card} title="Configuration"><pre>${JSON.stringify(run.config, null, 2)}</pre><//>`}
     ${run.name && html`<${Card} title="Log" wide><${Logs} key=${choices.length} choices=${choices} of=${named} live=${live} /><//>`}

@@ -9,16 +9,18 @@ const pid = { name: "pid", title: "Process", width: "72px", right: true, wide: t
 const text = (name, title, width, rest = {}) => ({ name, title, width, cell: (row) => html`<span title=${row[name]}>${row[name] || "–"}</span>`, ...rest });
 const names = (row) => row.names.join(", ") || "–";
 const reason = (row) => row.death_cause ?? row.why_waits ?? "";
+/** A sentence without the id of the actor that the row is about anyway. */
+const unnumbered = (told) => String(told ?? "").replace(/ \([0-9a-f]{32}\)/, "");
 const PLANNED = /^(EXIT_ACTOR|OUT_OF_SCOPE|KILLED|OWNER_DIED|GROUP_REMOVED)$/;
 
 export const actorColumns = [
   { name: "class_name", title: "Class", width: "minmax(110px, 1.3fr)", cell: (row) => html`<a href="#/actor/${row.actor_id}" title="${row.class_name} ${row.name ?? ""}"><b class=${row.name ? "broad" : ""}>${row.class_name}</b>${row.name && html`<b class="narrow">${row.name}</b>`}</a>` },
   text("name", "Name", "minmax(70px, 0.9fr)", { wide: true }),
-  { name: "state", title: "State", width: "minmax(104px, 140px)", cell: (row) => html`<${State} of=${row.state} bad=${row.state === "DEAD" && !PLANNED.test(row.death_kind ?? "")} />` },
-  { name: "reason", title: "Why it waits or died", width: "minmax(130px, 2.4fr)", sort: false, cell: (row) => html`<span title=${reason(row)}>${reason(row) || "–"}</span>` },
-  { name: "node_id", title: "Node", width: "minmax(70px, 0.8fr)", wide: true, cell: node },
+  { name: "state", title: "State", width: "minmax(104px, 152px)", cell: (row) => html`<${State} of=${row.state} bad=${row.state === "DEAD" && !PLANNED.test(row.death_kind ?? "")} />` },
+  { name: "reason", title: "Why it waits or died", width: "minmax(130px, 2fr)", sort: false, cell: (row) => html`<span title=${reason(row)}>${unnumbered(reason(row)).replace(/^The actor \S+ died: /, "") || "–"}</span>` },
+  { name: "node_id", title: "Node", width: "70px", wide: true, cell: node },
   pid,
-  { name: "required_resources", title: "Holds", width: "minmax(80px, 0.9fr)", wide: true, sort: false, cell: (row) => html`<span title=${amounts(row.required_resources)}>${amounts(row.required_resources)}</span>` },
+  { name: "required_resources", title: "Holds", width: "minmax(116px, 0.9fr)", wide: true, sort: false, cell: (row) => html`<span title=${amounts(row.required_resources)}>${amounts(row.required_resources)}</span>` },
   { name: "num_restarts", title: "Restarts", width: "62px", right: true, wide: true },
   job,
 ];
@@ -28,11 +30,11 @@ const TABLES = {
     title: "Waiting", first: "since", tell: (row) => row.reason,
     columns: [
       { name: "names", title: "What", width: "minmax(110px, 1.3fr)", sort: false, cell: (row) => html`<b title=${names(row)}>${names(row)}</b>` },
-      { name: "kind", title: "Kind", width: "104px", wide: true, cell: (row) => String(row.kind ?? "–").replaceAll("_", " ") },
+      { name: "kind", title: "Kind", width: "114px", wide: true, cell: (row) => String(row.kind ?? "–").replaceAll("_", " ") },
       { name: "count", title: "Count", width: "60px", right: true, cell: (row) => number(row.count) },
       { name: "shape", title: "Each asks for", width: "minmax(100px, 1fr)", wide: true, sort: false, cell: (row) => html`<span>${(row.shape ?? []).map(amounts).join(" + ") || "–"}</span>` },
       { name: "reason", title: "Why it waits", width: "minmax(160px, 3fr)", sort: false, cell: (row) => html`<span title=${row.reason} class=${row.infeasible ? "bad" : ""}>${row.reason || "–"}</span>` },
-      { name: "since", title: "For", width: "90px", right: true, cell: (row) => html`<${Ago} time=${row.since} />` },
+      { name: "since", title: "For", width: "96px", right: true, cell: (row) => html`<${Ago} time=${row.since} />` },
     ],
     empty: html`Nothing waits for resources: all that was asked for is placed. What can't be placed stands here with the reason, to the number that is missing.`,
   },
@@ -45,14 +47,14 @@ const TABLES = {
     columns: [
       { name: "name", title: "Function", width: "minmax(140px, 1.5fr)", cell: (row) => html`<b title=${row.name}>${row.name ?? row.key}</b>` },
       { name: "progress", title: "", width: "minmax(80px, 1.2fr)", sort: false, wide: true, cell: (row) => html`<${Progress} row=${row} />` },
-      ...["waiting", "running", "finished", "failed"].map((name) => ({ name, title: name[0].toUpperCase() + name.slice(1), width: "76px", right: true, cell: (row) => html`<span class=${name === "failed" && row.failed ? "bad" : ""}>${number(row[name])}</span>` })),
+      ...["waiting", "running", "finished", "failed"].map((name) => ({ name, title: name[0].toUpperCase() + name.slice(1), width: "74px", right: true, cell: (row) => html`<span class=${name === "failed" && row.failed ? "bad" : ""}>${number(row[name])}</span>` })),
     ],
     empty: html`No task has run. A function with <code>@miniray.remote</code> is counted here by its name: how many of its calls wait, run, have finished and have failed.`,
   },
   jobs: {
     title: "Jobs", first: "-start_time", tell: (row) => [row.entrypoint, row.message].filter(Boolean).join("\n"),
     columns: [
-      { name: "job_id", title: "Job", width: "100px", cell: (row) => html`<code title=${row.job_id}>${row.submission_id ?? row.job_id?.slice(0, 8) ?? "–"}</code>` },
+      { name: "job_id", title: "Job", width: "minmax(100px, 1.6fr)", cell: (row) => html`<code title=${row.submission_id ?? row.job_id}>${row.submission_id ?? row.job_id?.slice(0, 8) ?? "–"}</code>` },
       { name: "status", title: "State", width: "110px", cell: (row) => html`<${State} of=${row.status} />` },
       text("entrypoint", "Program", "minmax(140px, 2fr)"),
       text("namespace", "Namespace", "minmax(80px, 0.8fr)", { wide: true }),
@@ -66,21 +68,21 @@ const TABLES = {
   groups: {
     title: "Placement groups",
     columns: [
-      { name: "placement_group_id", title: "Id", width: "100px", cell: (row) => html`<${Id} of=${row.placement_group_id} />` },
-      text("name", "Name", "minmax(80px, 1fr)"),
+      { name: "placement_group_id", title: "Id", width: "100px", wide: true, cell: (row) => html`<${Id} of=${row.placement_group_id} />` },
+      { name: "name", title: "Name", width: "minmax(80px, 1fr)", cell: (row) => html`<span title=${row.name || row.placement_group_id}>${row.name || html`<${Id} of=${row.placement_group_id} />`}</span>` },
       { name: "state", title: "State", width: "116px", cell: (row) => html`<${State} of=${row.state} />` },
       { name: "strategy", title: "Strategy", width: "122px", wide: true, cell: (row) => String(row.strategy ?? "–").toLowerCase().replaceAll("_", " ") },
       { name: "bundles", title: "Bundles", width: "minmax(120px, 1.4fr)", sort: false, cell: (row) => { const told = folded((row.bundles ?? []).map(amounts)); return html`<span title=${told}>${told || "–"}</span>`; } },
-      { name: "bundle_nodes", title: "On", width: "minmax(80px, 1fr)", sort: false, wide: true, cell: (row) => { const told = folded((row.bundle_nodes ?? []).map((each) => each.slice(0, 8) || "not placed")); return html`<span title=${told}>${told || "–"}</span>`; } },
+      { name: "bundle_nodes", title: "On", width: "minmax(80px, 1fr)", sort: false, wide: true, cell: (row) => { const told = row.state === "REMOVED" ? "" : folded((row.bundle_nodes ?? []).map((each) => each.slice(0, 8) || "not placed")); return html`<span title=${told}>${told || "–"}</span>`; } },
     ],
     empty: html`No placement group. <code>placement_group([{"GPU": 1}] * 4)</code> reserves bundles together, all or none; train runs make one each.`,
   },
   objects: {
     title: "Objects", first: "-object_size", tell: (row) => row.why,
     columns: [
-      { name: "object_id", title: "Id", width: "96px", cell: (row) => html`<${Id} of=${row.object_id} />` },
+      { name: "object_id", title: "Id", width: "108px", cell: (row) => html`<${Id} of=${row.object_id} />` },
       { name: "object_size", title: "Size", width: "92px", right: true, cell: (row) => bytes(row.object_size) },
-      { name: "reference_type", title: "Held as", width: "minmax(100px, 150px)", cell: (row) => String(row.reference_type ?? "–").toLowerCase().replaceAll("_", " ") },
+      { name: "reference_type", title: "Held as", width: "minmax(100px, 160px)", cell: (row) => String(row.reference_type ?? "–").toLowerCase().replaceAll("_", " ") },
       text("why", "By whom", "minmax(100px, 1.6fr)", { sort: false, wide: true }),
       { name: "call_site", title: "Made in", width: "minmax(100px, 1.4fr)", wide: true, cell: (row) => html`<span title=${row.call_site}>${row.call_site.replace(/^\S*\//, "") || "–"}</span>` },
       { name: "task_status", title: "State", width: "100px", wide: true, cell: (row) => (row.task_status === "NIL" ? "put" : String(row.task_status ?? "–").toLowerCase().replaceAll("_", " ")) },
@@ -93,9 +95,9 @@ const TABLES = {
     title: "Events", first: "-time", tell: (row) => row.message,
     columns: [
       { name: "time", title: "When", width: "84px", cell: (row) => html`<time title=${clock(row.time, true)}>${clock(row.time)}</time>` },
-      { name: "severity", title: "", width: "86px", wide: true, cell: (row) => html`<${State} of=${row.severity} />` },
-      { name: "event_type", title: "Kind", width: "minmax(90px, 150px)", cell: (row) => row.event_type.replaceAll("_", " ") },
-      text("message", "What happened", "minmax(180px, 4fr)", { sort: false }),
+      { name: "severity", title: "Level", width: "86px", wide: true, cell: (row) => html`<${State} of=${row.severity} />` },
+      { name: "event_type", title: "Kind", width: "minmax(80px, 150px)", cell: (row) => row.event_type.replaceAll("_", " ") },
+      { name: "message", title: "What happened", width: "minmax(180px, 4fr)", sort: false, cell: (row) => html`<span title=${row.message}>${unnumbered(row.message)}</span>` },
       { name: "node_id", title: "Node", width: "minmax(80px, 0.7fr)", sort: false, wide: true, cell: (row) => node(row.custom_fields) },
     ],
     open: ({ custom_fields: of }) => (of.actor_id ? `#/actor/${of.actor_id}` : null),
@@ -104,13 +106,14 @@ const TABLES = {
   datasets: {
     title: "Datasets",
     columns: [
-      text("name", "Dataset", "minmax(90px, 1fr)"),
-      text("operator", "Operator, or who reads it", "minmax(120px, 1.6fr)"),
+      text("name", "Dataset", "minmax(90px, 1fr)", { wide: true }),
+      { name: "operator", title: "Operator or reader", width: "minmax(120px, 1.6fr)", cell: (row) => html`<span title="${row.operator} (${row.name})">${row.name !== row.operator && html`<span class="narrow">${row.name}, </span>`}${row.operator}</span>` },
       { name: "position", title: "Rows", width: "minmax(120px, 1fr)", cell: (row) => html`<${Bar} value=${row.position} of=${row.total} />` },
       { name: "rows_per_second", title: "Rows/s", width: "84px", right: true, cell: (row) => number(row.rows_per_second) },
       { name: "bytes", title: "Bytes", width: "84px", right: true, wide: true, cell: (row) => bytes(row.bytes) },
-      { name: "running", title: "Running", width: "72px", right: true, wide: true, cell: (row) => number(row.running) },
+      { name: "running", title: "In flight", width: "72px", right: true, wide: true, cell: (row) => number(row.running) },
       text("waits_for", "Waits for", "100px", { wide: true }),
+      pid,
       { name: "wait_seconds", title: "Waited", width: "84px", right: true, cell: (row) => seconds(row.wait_seconds) },
     ],
     open: (row) => (row.run_id ? `#/run/${row.run_id}` : null),
