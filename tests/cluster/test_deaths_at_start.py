@@ -16,9 +16,9 @@ from running_cluster import running_cluster
 import miniray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from miniray.cluster_utils import Cluster
+    from miniray.cluster_utils import Cluster, Node
 
 
 # Nodes and heads start here one after the other, beside other tests.
@@ -31,26 +31,38 @@ def nodes(session_root: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture
+def add_node(nodes: Cluster) -> Iterator[Callable[[], Node]]:
+    """Adds nodes with the resource ``there``, which end with the test."""
+    added: list[Node] = []
+
+    def add() -> Node:
+        added.append(nodes.add_node(num_cpus=1, resources={"there": 1}))
+        return added[-1]
+
+    yield add
+    for node in added:
+        nodes.remove_node(node)
+    wait_until(lambda: "there" not in miniray.cluster_resources())
+
+
 @miniray.remote(num_cpus=0, resources={"there": 1}, max_retries=0)
 def task() -> str:
     return miniray.get_runtime_context().get_node_id()
 
 
 def test_a_task_whose_worker_a_node_could_not_start_any_more_runs_on_another(
-    nodes: Cluster,
+    add_node: Callable[[], Node],
 ) -> None:
     """The template is killed before it has forked the worker."""
-    first = nodes.add_node(num_cpus=1, resources={"there": 1})
-    nodes.wait_for_nodes()
+    first = add_node()
     os.kill(first.pids["template"], signal.SIGSTOP)
     ref = task.remote()
     wait_until(lambda: "there" not in miniray.available_resources())
     os.kill(first.pids["template"], signal.SIGKILL)
     wait_until(lambda: "there" not in miniray.cluster_resources())
-    second = nodes.add_node(num_cpus=1, resources={"there": 1})
+    second = add_node()
     assert miniray.get(ref, timeout=50) == second.node_id
-    nodes.remove_node(first)
-    nodes.remove_node(second)
 
 
 def head_of(nodes: Cluster) -> int:
@@ -84,7 +96,9 @@ def heads_that_served() -> int:
     return sum(log.read_text().count("the head listens") for log in logs)
 
 
-def test_a_head_that_is_killed_before_it_serves_is_followed_by_another(nodes: Cluster) -> None:
+def test_a_head_that_is_killed_before_it_serves_is_followed_by_another(
+    nodes: Cluster, add_node: Callable[[], Node]
+) -> None:
     assert nodes.head_node is not None
     node = nodes.head_node.pids["node"]
     first = head_of(nodes)
@@ -95,9 +109,8 @@ def test_a_head_that_is_killed_before_it_serves_is_followed_by_another(nodes: Cl
     os.kill(second, signal.SIGKILL)
     wait_until(lambda: not is_alive(second))
     wait_until(lambda: head_of(nodes) not in (first, second))
-    there = nodes.add_node(num_cpus=1, resources={"there": 1})
+    there = add_node()
     assert miniray.get(task.remote(), timeout=50) == there.node_id
-    nodes.remove_node(there)
 
 
 def test_a_head_that_is_killed_before_its_own_node_is_back_is_followed_by_another(

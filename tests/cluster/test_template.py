@@ -230,6 +230,17 @@ async def test_a_killed_template_is_noticed_and_open_requests_fail(node: Node) -
 
 
 @with_node
+async def test_a_request_to_a_killed_template_fails_as_such_before_its_end_is_noticed(
+    node: Node,
+) -> None:
+    os.kill(node.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, node.process.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(TemplateGoneError):
+        await asyncio.wait_for(node.fork("print('never')"), 10)
+    assert node.gone == 1
+
+
+@with_node
 async def test_a_template_without_descriptors_refuses_and_goes_on(node: Node) -> None:
     await node.run("print('warm')")
     pid = node.process.pid

@@ -84,7 +84,7 @@ class Control:
     ) -> None:
         """Send a message; its descriptors are closed here in any case.
 
-        ``on_error`` is called if it cannot be sent; ``on_end`` too if the other end is gone.
+        ``on_error`` is called if it cannot be sent; ``on_end`` instead if the other end is gone.
         """
         self._queue.append((marshal.dumps(message), list(fds), on_error))
         if len(self._queue) == 1:
@@ -99,6 +99,8 @@ class Control:
             except BlockingIOError:
                 self._loop.add_writer(self._control.fileno(), self._flush)
                 return
+            except ConnectionError:
+                pass  # reading tells of the end
             except OSError as error:
                 failure = error
             self._queue.popleft()
