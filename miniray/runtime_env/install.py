@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Bytes that virtual environments on a node may take before unused ones go.
-DEFAULT_CACHE_LIMIT = 10 * 1024**3
+_CACHE_LIMIT = 10 * 1024**3
 #: Variables that a library reads when it is loaded, or the interpreter when it starts. A
 #: worker forked from a warm template would have them too late.
 _READ_AT_LOAD = (
@@ -78,11 +78,10 @@ class EnvironmentManager:
         folder: Where virtual environments are kept. Daemons of one user
             on one machine may share it.
         jobs: Where the packages of this node's jobs are unpacked; this daemon's alone.
-        cache_limit: Bytes that the former may take before unused ones are removed.
     """
 
-    def __init__(self, folder: Path, jobs: Path, cache_limit: int = DEFAULT_CACHE_LIMIT) -> None:
-        self._cache = FolderCache(folder, cache_limit)
+    def __init__(self, folder: Path, jobs: Path) -> None:
+        self._cache = FolderCache(folder, _CACHE_LIMIT)
         self._jobs = JobFolders(jobs)
         self.jobs = self._jobs.jobs
         self.end_job = self._jobs.end_job

@@ -57,36 +57,34 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def check(content: bytes, what: str, limit: int = MAX_PACKAGE_BYTES) -> None:
+def check(content: bytes, what: str) -> None:
     """Refuse an archive that ``unpack`` would refuse.
 
     Args:
         content: A zip archive or wheel.
         what: How messages name it.
-        limit: Bytes it may hold when unpacked.
 
     Raises:
         RuntimeEnvSetupError: It is no zip archive, too large, of too many entries, or holds a
             link or a path that leads out of it.
     """
     with _opened(content, what) as archive:
-        _checked_members(archive, what, limit)
+        _checked_members(archive, what)
 
 
-def unpack(content: bytes, target: Path, what: str, limit: int = MAX_PACKAGE_BYTES) -> None:
+def unpack(content: bytes, target: Path, what: str) -> None:
     """Unpack an archive into an existing, empty folder.
 
     Args:
         content: A zip archive or wheel.
         target: Where its files go.
         what: How messages name it.
-        limit: Bytes it may hold when unpacked.
 
     Raises:
         RuntimeEnvSetupError: As ``check``, or its content is damaged.
     """
     with _opened(content, what) as archive:
-        members = _checked_members(archive, what, limit)
+        members = _checked_members(archive, what)
         try:
             for member in members:
                 _extract(archive, member, target)
@@ -96,13 +94,13 @@ def unpack(content: bytes, target: Path, what: str, limit: int = MAX_PACKAGE_BYT
             raise RuntimeEnvSetupError(f"{what} can't be unpacked: {error}.") from error
 
 
-def unpack_wheel(content: bytes, target: Path, what: str, limit: int = MAX_PACKAGE_BYTES) -> None:
+def unpack_wheel(content: bytes, target: Path, what: str) -> None:
     """Unpack a wheel so that its modules can be imported from ``target``.
 
     Modules that a wheel keeps in ``*.data/purelib`` or ``platlib`` are moved to the top
     (Binary distribution format, "Installing a wheel"); scripts are left where they are.
     """
-    unpack(content, target, what, limit)
+    unpack(content, target, what)
     for scheme in ("purelib", "platlib"):
         for folder in target.glob(f"*.data/{scheme}"):
             shutil.copytree(folder, target, dirs_exist_ok=True)
@@ -116,7 +114,7 @@ def _opened(content: bytes, what: str) -> zipfile.ZipFile:
         raise RuntimeEnvSetupError(f"{what} is not a zip archive: {error}.") from error
 
 
-def _checked_members(archive: zipfile.ZipFile, what: str, limit: int) -> list[zipfile.ZipInfo]:
+def _checked_members(archive: zipfile.ZipFile, what: str) -> list[zipfile.ZipInfo]:
     members = archive.infolist()
     if len(members) > MAX_PACKAGE_ENTRIES:
         raise RuntimeEnvSetupError(
@@ -124,10 +122,10 @@ def _checked_members(archive: zipfile.ZipFile, what: str, limit: int) -> list[zi
             "data from shared storage instead."
         )
     total = sum(member.file_size for member in members)
-    if total > limit:
+    if total > MAX_PACKAGE_BYTES:
         raise RuntimeEnvSetupError(
             f"{what} has {total / 2**20:.1f} MiB when unpacked; a package may hold "
-            f"{limit / 2**20:.0f} MiB. Read data from shared storage instead."
+            f"{MAX_PACKAGE_BYTES / 2**20:.0f} MiB. Read data from shared storage instead."
         )
     for member in members:
         path = PurePosixPath(member.filename.replace("\\", "/"))

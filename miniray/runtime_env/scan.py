@@ -40,9 +40,7 @@ class PackageMember(NamedTuple):
     executable: bool
 
 
-def scan(
-    folder: Path, excludes: Sequence[str] = (), limit: int = MAX_PACKAGE_BYTES
-) -> list[PackageMember]:
+def scan(folder: Path, excludes: Sequence[str] = ()) -> list[PackageMember]:
     """Return the members of a folder, sorted by name.
 
     Symbolic links are followed, so that a package holds only plain files; a link
@@ -52,7 +50,6 @@ def scan(
     Args:
         folder: What to pack.
         excludes: Patterns as in a .gitignore file, relative to the folder.
-        limit: Bytes the files may have together.
 
     Raises:
         RuntimeEnvSetupError: The files are too large or too many, or one can't be read.
@@ -63,8 +60,8 @@ def scan(
         for member in _walk(folder, IgnoreRules(excludes)):
             members.append(member)
             total += member.size
-            if total > limit:
-                raise RuntimeEnvSetupError(_too_large(folder, members, limit))
+            if total > MAX_PACKAGE_BYTES:
+                raise RuntimeEnvSetupError(_too_large(folder, members))
             if len(members) > MAX_PACKAGE_ENTRIES:
                 raise RuntimeEnvSetupError(_too_many(folder, members))
     except OSError as error:
@@ -133,14 +130,14 @@ def _ignored(rules: Sequence[IgnoreRules], name: str, is_folder: bool) -> bool:
     return False
 
 
-def _too_large(folder: Path, members: Sequence[PackageMember], limit: int) -> str:
+def _too_large(folder: Path, members: Sequence[PackageMember]) -> str:
     largest = heapq.nlargest(_SHOWN_FILES, members, key=lambda member: member.size)
     listed = "\n".join(
         f"  {member.size / 2**20:8.1f} MiB  {member.name}" for member in largest if member.size
     )
     return (
-        f"The folder {folder} of the runtime_env has more than {limit / 2**20:.0f} MiB, the most "
-        "that a package may hold. Leave out what the code does not need with "
+        f"The folder {folder} of the runtime_env has more than {MAX_PACKAGE_BYTES / 2**20:.0f} "
+        "MiB, the most that a package may hold. Leave out what the code does not need with "
         "runtime_env['excludes'] or a .gitignore file, and read data from shared storage. "
         f"The largest files found so far:\n{listed}"
     )

@@ -97,14 +97,9 @@ def _lines(storage: RunStorage) -> Iterator[str]:
 
 
 class History:
-    """The rows of a run, few enough to be drawn: all, or every second one, every fourth, ...
+    """The rows of a run, few enough to be drawn: all, or every second one, every fourth, ..."""
 
-    Args:
-        most: So many rows are kept.
-    """
-
-    def __init__(self, most: int = MAX_SHOWN) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._rows: dict[int, dict[str, Any]] = {}
         self._every = 1
         #: The row of the highest number; number -1 if there is none.
@@ -134,7 +129,7 @@ class History:
             self.newest = row
         if row["number"] % self._every == 0:
             self._rows[row["number"]] = shown_row(row)
-            while len(self._rows) > self._most:
+            while len(self._rows) > MAX_SHOWN:
                 self._every *= 2
                 self._rows = {n: kept for n, kept in self._rows.items() if n % self._every == 0}
 

@@ -188,9 +188,10 @@ def test_an_archive_with_a_symbolic_link_is_refused(tmp_path):
         packages.unpack(buffer.getvalue(), tmp_path, "The package")
 
 
-def test_an_archive_that_would_unpack_to_too_much_is_refused_before_it_is(tmp_path):
+def test_an_archive_that_would_unpack_to_too_much_is_refused_before_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(packages, "MAX_PACKAGE_BYTES", 999)
     with pytest.raises(RuntimeEnvSetupError, match="when unpacked"):
-        packages.unpack(zip_of(a="x" * 1000), tmp_path, "The package", limit=999)
+        packages.unpack(zip_of(a="x" * 1000), tmp_path, "The package")
     assert list(tmp_path.iterdir()) == []
 
 
