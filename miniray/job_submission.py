@@ -392,7 +392,7 @@ def job_details(told: Mapping[str, Any]) -> JobDetails:
 
 
 def _driver_details(told: Mapping[str, Any]) -> JobDetails:
-    """Make the record of a program that was not submitted; how it ended nobody knows."""
+    """Make the record of a program that was not submitted; how it ended is not known."""
     return JobDetails(
         type=JobType.DRIVER,
         job_id=told["job_id"],

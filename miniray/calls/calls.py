@@ -274,7 +274,7 @@ class CallTable:
                 self.free_value(value)
 
     def _discard(self, peer: Peer, status: int, values: Sequence[Value], pin: int) -> None:
-        """Drop a reply that nobody waits for any more."""
+        """Drop a reply whose call is forgotten."""
         if status != p.STATUS_OK:
             return
         for value in values:
@@ -479,7 +479,7 @@ class CallTable:
             self._note_end(call)
 
     def sent(self, call: Call) -> None:
-        """Forget a call that nobody replies to; what it holds is kept until ``release``."""
+        """Forget a call that gets no reply; what it holds is kept until ``release``."""
         self.open.pop(call.number, None)
         if self._by_id is not None:
             self._leave(call)
@@ -497,7 +497,7 @@ class CallTable:
             self.free_value(call.arguments)
 
     def free_value(self, value: Value) -> None:
-        """Free the shared memory of a value that nobody will read."""
+        """Free the shared memory of a value that will not be read."""
         if is_shared(value):
             self._shared_memory.free(value)
 

@@ -99,7 +99,7 @@ class ValueRecovery:
         return None
 
     def _found(self, node: bytes, error: Any, segments: Iterable[int]) -> None:
-        """Make again all values that were lost with a node, of which the daemon has told."""
+        """Make again all values that the daemon reports as lost with a node."""
         lost = set() if error else set(segments)
         with self._lock:
             missing = self._missing.pop(node)

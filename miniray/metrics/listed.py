@@ -84,7 +84,7 @@ def _values(cluster: ClusterSource, answering: set[str]) -> Iterator[Sample]:
 
 
 def _waiting(pending: list[Row]) -> Iterator[Sample]:
-    """Yield what waits, of kinds of which nothing does too."""
+    """Yield what waits by kind, kinds without any included."""
     now = time.time()
     for kind in _KINDS:
         for infeasible in (False, True):
@@ -124,7 +124,7 @@ def _class(method: str) -> str:
 
 
 def _runs(runs: list[Row]) -> Iterator[Sample]:
-    """Yield what is told of train runs; of those of one name, of the latest."""
+    """Yield figures of train runs: of each name, those of the latest run."""
     for name, run in {run["name"]: run for run in runs[-_MOST_RUNS:]}.items():
         of, lives = {"run": name}, run["state"] == "RUNNING" and run["alive"]
         yield "train_run_info", of | {"id": run["run_id"], "state": run["state"]}, 1

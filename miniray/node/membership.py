@@ -36,7 +36,7 @@ class MemberEvents(Protocol):
         """Handle the death of another node."""
 
     def jobs(self) -> set[bytes]:
-        """Return the jobs of which this node keeps environments or code."""
+        """Return the jobs whose environments or code this node keeps."""
 
     def end_job(self, job_id: bytes) -> None:
         """Drop the environments and the code of a job that is over."""

@@ -135,7 +135,7 @@ class NodeMetrics:
 
     # --- what processes tell ---------------------------------------------------------
     def _take(self, client: Client, rows: list[Any]) -> None:
-        """Take what a process has counted, in place of what it told of these metrics before.
+        """Take what a process has counted, in place of its earlier numbers for these metrics.
 
         What it tells no more, as of a train loop that has ended, stays, but for gauges.
         """

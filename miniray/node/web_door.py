@@ -161,7 +161,7 @@ class WebDoor:
             self._loop.add_reader(self._listener.fileno(), self._knock)
 
     def _turn_away(self) -> None:
-        """Hang up on the clients that wait, for whom nobody would be there."""
+        """Hang up on the clients that wait: no process would serve them."""
         assert self._listener is not None
         with contextlib.suppress(OSError):
             for _ in range(_MOST_TURNED_AWAY):

@@ -81,7 +81,7 @@ class StreamState:
         contained: list[ObjectRef[Any]] | None,
         made: CallSite | None = None,
     ) -> bool:
-        """Take an item; False if nobody wants it (a repeat after a retry, or closed)."""
+        """Take an item; False if it is not wanted (a repeat after a retry, or closed)."""
         with self._lock:
             if self._closed or self._ended:
                 return False

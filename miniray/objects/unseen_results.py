@@ -1,4 +1,4 @@
-"""Results that nobody saw: errors that were never asked for, and values of killed workers.
+"""Results that were not read: errors that were never asked for, and values of killed workers.
 
 Errors: the object table knows which were not seen; here it is decided which are worth a message,
 and that a thousand failures of one kind are not a thousand messages. Values: a worker writes a
@@ -63,7 +63,7 @@ class UnseenErrors:
             self._is_known(kind)
 
     def dropped(self, value: Value) -> None:
-        """Tell an error that nobody has looked at."""
+        """Report an error that was not read."""
         if config().ignore_unhandled_errors:
             return
         with self._lock:

@@ -136,7 +136,7 @@ class _Idle:
         self._found: tuple[tuple[int, object], Pool] | None = None
 
     def take(self, jobs: int, remote_args: Mapping[str, Any]) -> Pool:
-        """Return a pool that nobody else uses."""
+        """Return a pool that is not in use."""
         attach(None, jobs)
         with self._lock:
             found, self._found = self._found, None

@@ -150,7 +150,7 @@ class Counter(Metric):
 
 
 class Gauge(Metric):
-    """A value that goes up and down: the last one counts, of whichever process."""
+    """A value that goes up and down: the one that any process set last."""
 
     _kind = "gauge"
 

@@ -248,7 +248,7 @@ def get_num_tpu_slices(topology: str, accelerator_type: str) -> int:
 
 
 def get_num_ready_tpu_slices(topology: str, accelerator_type: str) -> int:
-    """Return how many of the slices that ``get_num_tpu_slices`` counts nobody uses."""
+    """Return how many of the slices that ``get_num_tpu_slices`` counts are free."""
     return len(ready_slices(_hosts(), slice_shape(topology, accelerator_type)))
 
 

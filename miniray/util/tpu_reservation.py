@@ -237,7 +237,7 @@ class TpuHost(NamedTuple):
 
 
 def head_resource(pod_type: str) -> str:
-    """Return the resource of which host 0 of each slice has 1: its holder has the slice."""
+    """Return the resource that host 0 of each slice has once: its holder has the slice."""
     return f"TPU-{pod_type}-head"
 
 
@@ -265,7 +265,7 @@ def intact_slices(hosts: Iterable[TpuHost], shape: SliceShape) -> dict[str, list
 
 
 def ready_slices(hosts: Iterable[TpuHost], shape: SliceShape) -> list[str]:
-    """Return the names of the intact slices of which nobody uses a chip."""
+    """Return the names of the intact slices whose chips are all free."""
     return [
         name
         for name, members in intact_slices(hosts, shape).items()

@@ -40,7 +40,7 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> Arguments:
 
 
 def _load_held(runtime: ClusterRuntime, work: Work) -> Arguments:
-    """Load arguments of which some are refs or in shared memory."""
+    """Load arguments, some of which are refs or in shared memory."""
     _, _, contained = work.arguments
     for _, _, _, value in work.refs:
         if value is not None:

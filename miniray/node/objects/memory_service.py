@@ -55,7 +55,7 @@ def state_of(segment: Segment) -> SegmentState:
 
 
 def store_totals(store: SegmentStore, segments: Iterable[Segment]) -> StoreTotals:
-    """Sum a store up, of which ``segments`` are all segments."""
+    """Sum a store up; ``segments`` are all of its segments."""
     freed = writing = spilled = 0
     freed_by: dict[bytes, int] = {}
     for segment in segments:

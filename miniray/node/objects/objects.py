@@ -286,7 +286,7 @@ class NodeObjects:
             self.pulls.prefetch(client.process_id, request, (node_id, number, home), size)
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
-        """Withdraw requests whose answers nobody waits for."""
+        """Withdraw requests whose answers are not waited for any more."""
         # A request that was read just before is a task that has not begun to wait yet.
         loop = asyncio.get_running_loop()
         for request in requests:

@@ -272,7 +272,7 @@ class Inbox:
         return list(self._with_gaps(itertools.islice(messages, known, None)))
 
     def _with_gaps(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:
-        """Count the gaps, for each of which one empty message stands."""
+        """Count the gaps; each is filled by one empty message."""
         for message in messages:
             was_in_gap, self._in_gap = self._in_gap, not (message.bodies or message.notice)
             if self._in_gap and was_in_gap:

@@ -384,7 +384,7 @@ class Copies:
         return self._by_key.get(key)
 
     def owned_on(self, node_id: bytes) -> list[Key]:
-        """Return the values of owners on a node of which there are copies here."""
+        """Return the values whose owners are on a node and whose copies are here."""
         return [key for key in self._by_key if home_of(key) == node_id]
 
     def may_be_evicted(self, segment: Segment) -> bool:
@@ -397,7 +397,7 @@ class Copies:
         self.store.free(number)
 
     def drop_from_disk(self, size: int) -> bool:
-        """Drop copies on disk, of so many bytes, that nobody looks at; return whether any was."""
+        """Drop unmapped copies on disk, of so many bytes; return whether there was any."""
         dropped = 0
         for segment in map(self.store.get, list(self._by_key.values())):
             if dropped >= size:

@@ -110,7 +110,7 @@ class SpreadTree:
             self._serves.pop(node, None)
 
     def failed(self, node: bytes) -> None:
-        """Name a node that did not serve to nobody, unless no other has the value."""
+        """Stop naming a node that did not serve, unless no other has the value."""
         if node != self._source and self._whole - {node}:
             self._retire(node)
 

@@ -159,7 +159,7 @@ class _Process:
         self._kill()  # then its socket ends
 
     def _open(self, number: int, hello: bytes) -> None:
-        """Answer the mover, of which another node wants a value."""
+        """Answer the mover when another node wants a value of it."""
         writer, segment, home, offset, node_id = HELLO.unpack(hello)
         opened = self._open_value((writer, segment, home), node_id)
         if opened is None:

@@ -205,7 +205,7 @@ class Receives:
                 hear_no_more(job.sock)
 
     def forget(self, number: int) -> None:
-        """Forget a transfer whose end the daemon knows: it gives it to nobody any more."""
+        """Forget a transfer whose end the daemon knows: the daemon names it no more."""
         with self._lock:
             self._jobs.pop(number, None)
 

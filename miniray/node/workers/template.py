@@ -275,7 +275,7 @@ class Template:
         self._look_for_strays()
 
     def _look_for_strays(self) -> None:
-        """Kill strays, and report the workers of which none is left."""
+        """Kill strays, and report the workers that have none left."""
         if self._ended or self._unknown:
             self._kill_strays()
             self._tell_ends()
