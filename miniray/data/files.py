@@ -38,6 +38,8 @@ _ADVICE = {
 }
 #: Bytes of a file in which the end of its first line is looked for.
 _FIRST = 2**16
+#: Bytes of a CSV file that is looked through for the types of its columns before it is cut.
+_TYPED = 4 * 2**20
 
 
 class FileKind(NamedTuple):
@@ -113,6 +115,18 @@ class FileRows(Content):
         # An object in each line, or a list.
         line, end, _ = self.filesystem.head(path, _FIRST).strip().partition(b"\n")
         return bool(end) and line.startswith(b"{") and line.rstrip().endswith(b"}")
+
+    def typed(self, path: str, size: int) -> FileRows:
+        """Return what reads parts of a file with the types of the whole, if that is a small CSV."""
+        if self.kind != CSV or size > _TYPED:
+            return self
+        try:
+            fields = _csv(self.read(path), path, {}, False).schema
+        except pa.ArrowException:  # a task says what is wrong
+            return self
+        types = {field.name: field.type for field in fields if not pa.types.is_null(field.type)}
+        options = {"convert_options": pyarrow.csv.ConvertOptions(column_types=types)}
+        return dataclasses.replace(self, options=options)
 
     def read(self, path: str, start: int = 0, stop: int = ENDLESS) -> bytes:
         """Return the lines of a file that begin within these bytes, or all of it."""
@@ -235,15 +249,18 @@ class FilesDatasource(Datasource):
         for some in bunched(self.found, operator.itemgetter(1), target):
             path, size = some[0]
             if size <= 2 * target or not self.rows.can_be_cut(path):
-                yield self._unit([(each, 0, ENDLESS) for each, _ in some], sum(s for _, s in some))
+                spans = [(each, 0, ENDLESS) for each, _ in some]
+                yield _unit(self.rows, spans, sum(each for _, each in some))
                 continue
+            rows = self.rows.typed(path, size)
             for start in range(0, size, target):  # a file that is larger is alone
                 stop = ENDLESS if start + target >= size else start + target
-                yield self._unit([(path, start, stop)], target)
+                yield _unit(rows, [(path, start, stop)], target)
 
-    def _unit(self, spans: Sequence[tuple[str, int, int]], size: int) -> ReadUnit:
-        content = dataclasses.replace(self.rows, spans=tuple(spans))
-        return ReadUnit(content, size=size * self.rows.kind.inflates)
+
+def _unit(rows: FileRows, spans: Sequence[tuple[str, int, int]], size: int) -> ReadUnit:
+    content = dataclasses.replace(rows, spans=tuple(spans))
+    return ReadUnit(content, size=size * rows.kind.inflates)
 
 
 def checked_options(

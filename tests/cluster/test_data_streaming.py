@@ -68,6 +68,9 @@ def test_files_of_lines_are_cut_into_parts_for_several_tasks(tmp_path: Path) -> 
     read = miniray.data
     parts = read.read_csv(str(tmp_path / "a.csv")).map_batches(lambda batch: batch).take_all()
     assert parts == [{"n": n, "b": "x"} for n in numbers]
+    (tmp_path / "b.csv").write_text("code\n" + "007\n" * 200 + "x\n" * 200)
+    codes = read.read_csv(str(tmp_path / "b.csv")).map(lambda row: row).take_all()
+    assert [row["code"] for row in codes] == ["007"] * 200 + ["x"] * 200
     lines = read.read_json(str(tmp_path / "a.jsonl")).map_batches(lambda batch: batch).take_all()
     assert lines == [{"n": n} for n in numbers]
     texts = read.read_text(str(tmp_path / "a.txt")).map(lambda row: row).take_all()
