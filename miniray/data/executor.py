@@ -85,7 +85,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
         return _exchange_feed(node, setting)
     assert isinstance(node, Stage)
     parts = 1
-    if any(step.user for step in node.steps) and not setting.local:
+    if node.user and not setting.local:
         pool = node.compute.pool
         slots = setting.slots(node.compute) if pool is None else max(pool)
         parts = setting.context.read_op_min_num_blocks * slots
@@ -228,6 +228,8 @@ def _read_by_tasks(node: PlanNode) -> PlanNode:
     if isinstance(node, Read) and not node.source.made:
         return Stage((node,), ())
     if isinstance(node, Exchange):
+        return Stage((node,), ())
+    if isinstance(node, Limit) and isinstance(node.inputs[0], Read) and count_of(node) is not None:
         return Stage((node,), ())
     if isinstance(node, Union):
         return Union(tuple(_read_by_tasks(each) for each in node.inputs))

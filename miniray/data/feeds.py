@@ -19,6 +19,7 @@ from miniray.data.exchange import together
 from miniray.data.sources import BlockRows, ReadUnit
 from miniray.data.stats import ExecutionStats
 from miniray.data.transforms import Where
+from miniray.data.work import seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -171,6 +172,10 @@ def inline_feed(below: Feed, work: StageWork) -> Feed:
                 yield unit
                 continue
             where = Where(unit.label, index_of(unit, index))
+            if (
+                work.user or unit.content.user
+            ):  # else the random numbers of the program stay as they are
+                seed(where)
             tables = work.tables(where, unit, unit.values())
             for number, table in enumerate(tables):
                 yield BlockRows.unit(table, key=key_of(unit.key, number))

@@ -153,7 +153,7 @@ class Stage(PlanNode):
         """The names of what is in it, as Ray joins them."""
         names = [step.name for step in self.steps]
         names[:0] = [each.name for each in self.inputs if isinstance(each, Read | Exchange)]
-        return "->".join(names)
+        return "->".join(names) or self.inputs[0].name
 
     @property
     def least(self) -> int:
@@ -166,7 +166,9 @@ class Stage(PlanNode):
 
     @property
     def user(self) -> bool:
-        return any(step.user for step in self.steps)
+        return any(step.user for step in self.steps) or any(
+            isinstance(each, Read) and each.source.user for each in self.inputs
+        )
 
 
 def optimised(node: PlanNode) -> PlanNode:
@@ -223,7 +225,10 @@ def walk(node: PlanNode) -> Iterator[PlanNode]:
 
 def has_user_code(node: PlanNode) -> bool:
     """Return whether functions of the user are called."""
-    return any(isinstance(each, Stage) and each.user for each in walk(node))
+    return any(
+        each.source.user if isinstance(each, Read) else isinstance(each, Stage) and each.user
+        for each in walk(node)
+    )
 
 
 def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:

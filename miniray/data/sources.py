@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from miniray.data.expressions import Expr
 
 T = TypeVar("T")
-#: Rows of one table that items or numbers are made into, at most.
-_TOGETHER = 65_536
+#: Rows of one table that items or numbers are made into, at most, and bytes of items.
+_TOGETHER, _BYTES = 65_536, 4 * 2**20
 #: The end of rows whose number is not known.
 ENDLESS = 2**62
 
@@ -39,6 +39,8 @@ class Content(abc.ABC):
 
     #: True if the rows are in memory: no task has to read them.
     made: ClassVar[bool] = False
+    #: Whether reading calls code of the user.
+    user: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -191,6 +193,8 @@ class Datasource(abc.ABC):
     name: str = "Read"
     #: Whether all rows are in memory, so that no task has to read them.
     made: bool = False
+    #: Whether reading calls code of the user.
+    user: bool = False
     #: The files that are read, and their sizes.
     found: Sequence[tuple[str, int]]
 
@@ -256,12 +260,17 @@ class Items(Content):
     """The items of a dataset in the object store, by number."""
 
     label = "the items"
+    user = True
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
         (dataset,) = values
-        for low in range(start, stop, _TOGETHER):
-            numbers = range(low, min(low + _TOGETHER, stop))
-            yield items_to_table([dataset[number] for number in numbers])
+        step = 16
+        while start < stop:
+            numbers = range(start, min(start + step, stop))
+            table = items_to_table([dataset[number] for number in numbers])
+            start += len(numbers)
+            step = min(_TOGETHER, max(1, _BYTES * len(numbers) // max(table.nbytes, 1)))
+            yield table
 
 
 def items_to_table(items: Iterable[Any]) -> Any:
@@ -314,6 +323,10 @@ class UnitsDatasource(Datasource):
     @property
     def made(self) -> bool:  # type: ignore[override]
         return all(unit.content.made for unit in self.parts)
+
+    @property
+    def user(self) -> bool:  # type: ignore[override]
+        return any(unit.content.user for unit in self.parts)
 
     def schema(self) -> Any:
         return self.known

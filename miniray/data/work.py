@@ -45,19 +45,23 @@ class StageWork:
         self._target = target
         self._retried = retried
 
+    @property
+    def user(self) -> bool:
+        """Whether functions of the user are called."""
+        return any(step.user for step in self._steps)
+
     def prepared(self) -> StageWork:
         return StageWork([step.prepared() for step in self._steps], self._target, self._retried)
 
     def tables(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield the blocks of a unit, given the values of its refs."""
-        if any(step.user for step in self._steps):  # else this may be the program, with its own
-            _seed(where)
         made = run_steps(self._steps, self._read(unit, values), where)
         return resized(made, self._target) if self._target else made
 
     def blocks(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield each block of ``tables`` and then its record."""
         _keep_freed_memory()
+        seed(where)
         tables = self.tables(where, unit, values)
         del values  # free once they were read, which a thread may do
         first = 0
@@ -126,11 +130,11 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST_ARRAY)
 
 
-def _seed(where: Where) -> None:
+def seed(where: Where) -> None:
     """Let random numbers of a unit be the same on any worker, and in a repeated call."""
-    seed = where.index & 0xFFFFFFFF
-    random.seed(seed)
-    np.random.seed(seed)
+    number = where.index & 0xFFFFFFFF
+    random.seed(number)
+    np.random.seed(number)
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(seed)
+        torch.manual_seed(number)

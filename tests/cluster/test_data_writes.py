@@ -178,13 +178,19 @@ def test_items_of_a_torch_dataset_are_read_in_tasks() -> None:
         def __getitem__(self, number: int) -> dict[str, int]:
             import os
 
-            return {"id": number * number, "pid": os.getpid()}
+            return {"id": number * number, "pid": os.getpid(), "x": random.random()}
 
     import os
+    import random
 
-    rows = data.from_torch(Squares()).map(lambda row: row).take_all()
-    assert [row["id"] for row in rows] == [n * n for n in range(20)]
-    assert os.getpid() not in {row["pid"] for row in rows}
+    dataset = data.from_torch(Squares())
+    for read in (dataset, dataset.map(lambda row: row)):
+        rows = read.take_all()
+        assert [row["id"] for row in rows] == [n * n for n in range(20)]
+        assert os.getpid() not in {row["pid"] for row in rows}
+        assert [row["x"] for row in rows] == [row["x"] for row in read.take_all()]
+    assert dataset.materialize().num_blocks() > 1
+    assert [row["id"] for row in dataset.take(3)] == [0, 1, 4]
 
 
 def test_another_order_of_blocks_has_the_same_rows() -> None:

@@ -25,7 +25,7 @@ from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
 from miniray.data.files import resolve  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
-from miniray.data.sources import CutWish  # noqa: E402
+from miniray.data.sources import CutWish, Items  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -299,6 +299,12 @@ def test_items_ranges_tensors_arrays_and_frames() -> None:
     pandas = pytest.importorskip("pandas")
     assert data.from_pandas(pandas.DataFrame({"a": [1, 2]})).take() == [{"a": 1}, {"a": 2}]
     assert data.from_pandas(pandas.DataFrame({"a": [1]})).to_pandas()["a"].tolist() == [1]
+
+
+def test_large_items_become_tables_of_some_mib() -> None:
+    items = [np.zeros(2**17)] * 100  # of a MiB each
+    assert [len(table) for table in Items().tables(0, 40, items)] == [16, 4, 4, 4, 4, 4, 4]
+    assert [len(table) for table in Items().tables(0, 40, range(100))] == [16, 24]
 
 
 def test_columns_are_added_renamed_and_dropped() -> None:
