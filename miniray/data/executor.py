@@ -225,16 +225,12 @@ def _calls(units: list[ReadUnit], size: int) -> Iterator[ReadUnit]:
 
 def _read_by_tasks(node: PlanNode) -> PlanNode:
     """Return a node whose units are blocks: one more stage where they are of a source."""
-    if isinstance(node, Read) and not node.source.made:
-        return Stage((node,), ())
-    if isinstance(node, Exchange):
+    if isinstance(node, Exchange) or (isinstance(node, Read) and not node.source.made):
         return Stage((node,), ())
     if isinstance(node, Limit) and isinstance(node.inputs[0], Read) and count_of(node) is not None:
         return Stage((node,), ())
-    if isinstance(node, Union):
-        return Union(tuple(_read_by_tasks(each) for each in node.inputs))
-    if isinstance(node, Limit):
-        return dataclasses.replace(node, inputs=(_read_by_tasks(node.inputs[0]),))
+    if isinstance(node, Union | Limit):
+        return dataclasses.replace(node, inputs=tuple(map(_read_by_tasks, node.inputs)))
     return node
 
 
