@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 CAPACITY = 192 * MIB
+#: PyTorch is loaded by the template, once for all workers with this option.
+WITH_TORCH = {"_preload": ["torch"]}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -211,7 +213,7 @@ def test_torch_tensors_come_back_equal() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.arange(MIB, dtype=torch.float32)
 
-    @miniray.remote
+    @miniray.remote(**WITH_TORCH)
     def double(given: Any) -> Any:
         return given * 2
 
@@ -222,7 +224,7 @@ def test_an_operation_in_place_changes_a_tensor_for_its_reader_only() -> None:
     torch = pytest.importorskip("torch")
     ref = miniray.put(torch.zeros(MIB))
 
-    @miniray.remote
+    @miniray.remote(**WITH_TORCH)
     class Holder:
         def __init__(self, refs: list[Any]) -> None:
             self.tensor = miniray.get(refs[0])
@@ -244,7 +246,7 @@ def test_readers_of_a_tensor_share_its_memory_until_they_write() -> None:
     tensor, again = miniray.get(ref), miniray.get(ref)
     assert where(tensor.numpy()) == where(again.numpy())
     assert tensor.data_ptr() != again.data_ptr()
-    actor = Keeper.remote()
+    actor = Keeper.options(**WITH_TORCH).remote()
     array = miniray.get(miniray.put(np.ones(MIB)))
     assert where(array)[0] != where(tensor.numpy())[0]
     assert miniray.get(actor.where_is_tensor.remote(ref)) == where(tensor.numpy())

@@ -75,5 +75,5 @@ def test_ranks_of_several_nodes_form_one_group(fit: Any) -> None:
         return [total.item(), found]
 
     scaling = {"placement_strategy": "STRICT_SPREAD"}
-    result = fit(loop, workers=3, trainer=TorchTrainer, scaling=scaling)
-    assert result.return_value == [6, [[0, 1, 0], [0, 1, 1], [0, 1, 2]]]
+    result = fit(loop, workers=2, trainer=TorchTrainer, scaling=scaling)
+    assert result.return_value == [3, [[0, 1, 0], [0, 1, 1]]]

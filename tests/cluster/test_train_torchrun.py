@@ -41,9 +41,6 @@ def train_func():
     context = train.get_context()
     rank = context.get_world_rank()
     print(f"hello from rank {rank}\\n", end="")  # in one write: the ranks share the output
-    if mode == "wait":
-        (folder / "begun").touch()
-        time.sleep(600)
     if mode == "fail":
         files = folder / f"of-{rank}"
         files.mkdir()
@@ -231,9 +228,33 @@ def test_a_debugger_stops_in_the_loop(tmp_path: Path) -> None:
     assert told[0] == [1.0, "Linear", 1, 0, sum(range(7))]
 
 
+WAITS = """
+import sys, time
+from pathlib import Path
+from miniray.train import DataParallelTrainer, RunConfig, ScalingConfig
+
+folder = Path(sys.argv[1])
+
+
+def train_func():
+    (folder / "begun").touch()
+    time.sleep(600)
+
+
+DataParallelTrainer(
+    train_func,
+    scaling_config=ScalingConfig(num_workers=0),
+    run_config=RunConfig(storage_path=folder / "runs", name="mine"),
+).fit()
+"""
+
+
 def test_ctrl_c_ends_a_local_run(tmp_path: Path) -> None:
     process: Any = subprocess.Popen(
-        command(tmp_path, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", WAITS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         wait_for_file(tmp_path / "begun", timeout=120)
