@@ -66,9 +66,9 @@ class _Processes:
         return self._seen - self.running
 
     def add(self, processes: Iterable[ProcessId]) -> None:
-        """Take hold of processes, as far as they still run."""
-        for process in set(processes) - self._seen:
-            if process.pid == os.getpid():
+        """Take hold of processes, as far as they still run; signals reach them in this order."""
+        for process in processes:
+            if process in self._seen or process.pid == os.getpid():
                 continue
             try:
                 descriptor = os.pidfd_open(process.pid)
@@ -118,6 +118,7 @@ def end_nodes(
     with contextlib.ExitStack() as stack:
         handles = [_Processes(stack) for _ in records]
         for record, processes in zip(records, handles, strict=True):
+            # The daemon and the head first: they would tell that a worker was killed for memory.
             processes.add([*record.living(), *session_processes(record.session.id)])
             if not force:
                 processes.send(signal.SIGTERM, _whom_to_ask(record, processes))
