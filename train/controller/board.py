@@ -57,6 +57,7 @@ class RunBoard:
         self._place: dict[str, Any] = {}
         self._row: dict[str, Any] = {}  # of the cluster's list, as of the last state
         self._told_at = 0.0
+        self._due: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
         """Answer from now on."""
@@ -76,6 +77,8 @@ class RunBoard:
 
     def close(self) -> None:
         """Answer no more."""
+        if self._due is not None:
+            self._due.cancel()
         if self._runtime is not None:
             self._runtime.answer(question_about(self.spec.run_id), None)
             self._runtime.answer(f"metrics of run {self.spec.run_id}", None)
@@ -103,12 +106,13 @@ class RunBoard:
 
     def reported(self) -> None:
         """Have the cluster's list say how far the run is, once in a while."""
-        if self._row and time.monotonic() - self._told_at >= LIST_INTERVAL:
-            self._tell_head()
+        if self._row and self._due is None:
+            left = self._told_at + LIST_INTERVAL - time.monotonic()
+            self._due = asyncio.get_running_loop().call_later(left, self._tell_head)
 
     def _tell_head(self) -> None:
         assert self._runtime is not None
-        self._told_at = time.monotonic()
+        self._told_at, self._due = time.monotonic(), None
         history, attempt = self.recorder.history, self._attempt
         row = self._row | {
             "reports": history.reports,
