@@ -211,7 +211,7 @@ def _stay(result: BootResult, requests: Events) -> None:
     """
     boot = result.pids["boot"]
     failure = BootError(
-        f"The node has ended by itself. Its logs in {result.session_dir}/logs say why."
+        f"The node has ended by itself. `miniray logs node` says why: {result.session_dir}/logs."
     )
     ended = threading.Event()
     try:

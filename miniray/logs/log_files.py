@@ -30,7 +30,7 @@ _WORKER = re.compile(
     r"(?:-(?P<actor>[0-9a-f]{32}))?\.(?P<stream>out|err)(?P<older>\.\d+)?$"
 )
 _RANK = re.compile(r"rank_(?P<rank>\d+)\.(?P<stream>out|err)$")
-_OWN = re.compile(r"(?P<work>head|node)\.log(?P<older>\.\d+)?$")
+_OWN = re.compile(r"(?P<work>head|node|web)\.log(?P<older>\.\d+)?$")
 #: Time and name at the beginning of a line of a worker, and time of one of a daemon.
 _STAMPED = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}) (?:\[(?P<name>.*?)\] )?")
 
@@ -40,7 +40,7 @@ class LogLineRead(NamedTuple):
 
     #: As ``stamp`` writes it; empty if neither the line nor one before it has one.
     time: str
-    #: The task or actor that wrote it, or ``head`` or ``node``.
+    #: The task or actor that wrote it, or ``head``, ``node`` or ``web``.
     name: str
     pid: int
     #: out, err or log.
@@ -59,7 +59,7 @@ def order(line: LogLineRead) -> tuple[str, int, bool]:
 class LogQuery:
     """Which lines are wanted."""
 
-    #: Names of tasks and actors, or ``head`` and ``node``; none: of all workers.
+    #: Names of tasks and actors, or ``head``, ``node`` and ``web``; none: of all workers.
     names: Sequence[str] = ()
     pids: Sequence[int] = ()
     #: Ids in hex.

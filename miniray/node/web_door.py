@@ -150,7 +150,7 @@ class WebDoor:
     def _has_ended(self) -> None:
         self._end_helper()
         if not self._serves:  # nor would the next one
-            logger.warning("the web process ended before it served; its log says why")
+            logger.warning("the web process ended before it served; `miniray logs web` says why")
             self._turn_away()
         else:
             self._watch()

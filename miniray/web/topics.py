@@ -177,7 +177,7 @@ class Topics:
                 table.fail(str(error))
             except Exception as error:  # the page must not wait for ever
                 logger.exception("The rows of a topic cannot be made.")
-                table.fail(f"This cannot be shown, and web.log of the session says why: {error!r}")
+                table.fail(f"This cannot be shown, and `miniray logs web` says why: {error!r}")
             else:
                 table.replace(rows, facts)
             await asyncio.sleep(max(_BETWEEN, _SHARE * (time.monotonic() - began)))

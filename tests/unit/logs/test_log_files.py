@@ -111,13 +111,14 @@ def test_a_class_is_found_by_its_name_though_files_cannot_have_it(
     assert texts(read(tmp_path, LogQuery(names=(name,)))) == ["one"]
 
 
-def test_logs_of_daemons_are_shown_when_they_are_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "head.log").write_text(
+@pytest.mark.parametrize("name", ["head", "node", "web"])
+def test_logs_of_daemons_are_shown_when_they_are_asked_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.log").write_text(
         "2026-11-24 22:17:33,123 ERROR miniray.head: it failed\nTraceback\n  why\n"
     )
     write(tmp_path, "f", 1, [(0, "f", "of a task")])
     assert texts(read(tmp_path, LogQuery())) == ["of a task"]
-    found = read(tmp_path, LogQuery(names=("head",)))
+    found = read(tmp_path, LogQuery(names=(name,)))
     assert texts(found) == ["ERROR miniray.head: it failed", "Traceback", "  why"]
     assert {LogLineRead(*line).time for line in found["lines"]} == {"2026-11-24 22:17:33.123"}
 
