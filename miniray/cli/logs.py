@@ -16,7 +16,7 @@ from miniray.cli.parsing import Parsed, duration, print_notes
 from miniray.cli.services import finds_cluster
 from miniray.common.names import printable
 from miniray.logs.log_files import MOST_LINES, LogQuery, found_in, pattern
-from miniray.util.logs import Logs, follow, logs, of_folder, whose
+from miniray.util.logs import Logs, follow, logs, of_folders, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
     """Show what workers have printed: all, or those of a name.
 
     A name is that of an actor (name, id or class), a task, a training run, a pid (or NODE:PID), or
-    `head` or `node` for the logs of miniray itself. Ended processes and lost nodes are among them;
+    `head`, `node` or `web` for miniray's own logs. Ended processes and lost nodes are among them;
     without a running cluster, those of the last one of this machine.
     """
     from miniray.system.session import find_clusters
@@ -89,7 +89,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
         meant = (
             f"Without a cluster no names of actors and runs are known. There are logs of {works}."
         )
-        _show(of_folder(folder, _offline(query, of)), show, of, meant)
+        _show(of_folders((folder,), _offline(query, of)), show, of, meant)
         return
     with contextlib.closing(connection), contextlib.suppress(KeyboardInterrupt):
         wanted = whose(connection, of, how["rank"], query)
@@ -98,7 +98,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
         if not (found.lines or of or how["goes_on"]):
             click.echo("No worker has printed a line that is asked for.", err=True)
         told = set(found.notes)
-        while how["goes_on"] and wanted.folder is None:  # what has ended prints no more
+        while how["goes_on"] and not wanted.folders:  # what has ended prints no more
             time.sleep(_EVERY)
             try:
                 found = follow(connection, wanted, found)
@@ -114,8 +114,8 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
 
 #: What may be meant.
 _MEANT = (
-    "It is the name, id or class of an actor, a task, a training run, a pid, NODE:PID, `head` or "
-    "`node`. `miniray list workers` lists workers."
+    "It is the name, id or class of an actor, a task, a training run, a pid, NODE:PID, `head`, "
+    "`node` or `web`. `miniray list workers` lists workers."
 )
 
 

@@ -11,8 +11,6 @@ from miniray.common.names import short_name
 _SHORTEST_ID, _LONGEST_PID = 6, 7
 #: Seconds that processes may take to say which rank they are.
 _SOON = 1.0
-#: Names of the placement groups of runs: ``train-NAME-1a2b3c4d``.
-_RUN_PREFIX, _RUN_SUFFIX = "train-", len("-1a2b3c4d")
 
 
 #: A process, as the head lists it among workers.
@@ -104,15 +102,16 @@ def actors_called(cluster: ClusterSource, of: str) -> list[dict[str, Any]]:
     found = found or [
         each for each in actors if of in (each["class_name"], short_name(each["class_name"]))
     ]
-    if found:
+    if found or (run := run_called(cluster, of)) is None:
         return found
-    groups = {
-        group["placement_group_id"]
-        for group in cluster.listing("placement_groups")
-        if group["name"].startswith(_RUN_PREFIX)
-        and group["name"][len(_RUN_PREFIX) : -_RUN_SUFFIX] == of
-    }
-    return [each for each in actors if each.get("placement_group_id") in groups]
+    # The ranks are its controller's actors: their ids begin with the id of that process.
+    return [each for each in actors if each["actor_id"].startswith(run["worker_id"])]
+
+
+def run_called(cluster: ClusterSource, of: str) -> dict[str, Any] | None:
+    """Return the training run of an id or a name: of several, one that goes on, or the newest."""
+    runs = [each for each in cluster.listing("runs") if of in (each["name"], each["run_id"])]
+    return max(runs, key=lambda run: (run["alive"], float(run["started"])), default=None)
 
 
 def find(cluster: ClusterSource, of: str, rank: int | None = None) -> list[Process]:
@@ -122,10 +121,10 @@ def find(cluster: ClusterSource, of: str, rank: int | None = None) -> list[Proce
         cluster: To look in.
         of: A pid, ``NODE:PID``, the id (or its first digits), name or class of actors, or the name
             of a training run.
-        rank: Of a run, this rank only.
+        rank: Of a run, this rank only; those that do not answer, if no other one is it.
 
     Raises:
-        TargetError: Nothing that lives is called so, or the rank does not answer.
+        TargetError: Nothing that lives is called so, or there is no such rank.
     """
     processes = cluster.listing("workers")
     nodes, pid = process_called(cluster, of)
@@ -147,11 +146,13 @@ def find(cluster: ClusterSource, of: str, rank: int | None = None) -> list[Proce
     if rank is None:
         return found
     told, _ = answers_of_processes(cluster, "probe", ("rank",), _SOON, *ids_of(found))
-    ranks = {each.process.hex(): each.told for each in told}
-    found = [each for each in found if ranks.get(each["worker_id"]) == rank]
-    if not found:
-        raise TargetError(f"{of} has no rank {rank}, or it does not answer.")
-    return found
+    ranks = {each.process.hex(): each.told for each in told if not each.missing}
+    meant = [each for each in found if ranks.get(each["worker_id"]) == rank]
+    # One that holds Python's lock cannot say its rank.
+    meant = meant or [each for each in found if each["worker_id"] not in ranks]
+    if not meant:
+        raise TargetError(f"{of} has no rank {rank}.")
+    return meant
 
 
 def ids_of(processes: list[Process]) -> tuple[list[bytes], list[bytes]]:

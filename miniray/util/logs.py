@@ -22,14 +22,16 @@ from miniray.logs.log_files import (
     pattern,
 )
 from miniray.logs.log_search import find
+from miniray.profiling import targets
 from miniray.profiling.targets import TargetError, actors_called, answers, process_called
-from miniray.profiling.targets import find as find_targets
 
 if TYPE_CHECKING:
     from miniray.profiling.targets import ClusterSource
 
 #: Seconds that nodes may take to search their files.
 _PATIENCE = 30.0
+#: Attempts of a run that has ended whose output is read, at most: the latest.
+_MOST_ATTEMPTS = 20
 
 
 @dataclasses.dataclass(slots=True)
@@ -67,8 +69,8 @@ class Whose:
 
     query: LogQuery
     nodes: tuple[str, ...] = ()
-    #: Of a run that has ended: where its ranks' output was copied to.
-    folder: Path | None = None
+    #: Of a run that has ended: where its ranks' output was copied to, attempt by attempt.
+    folders: tuple[Path, ...] = ()
 
 
 def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQuery) -> Whose:
@@ -76,8 +78,8 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
 
     Args:
         source: The cluster.
-        of: ``head``, ``node``, a pid, ``NODE:PID``, the id (or its first digits), name or class of
-            an actor, a task, or a training run; None: all workers.
+        of: ``head``, ``node``, ``web``, a pid, ``NODE:PID``, the id (or its first digits), name or
+            class of an actor, a task, or a training run; None: all workers.
         rank: Of a run.
         query: What else is asked.
 
@@ -85,6 +87,8 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
         TargetError: A run has no such rank, or no node is called so.
     """
     if of is None:
+        if rank is not None:
+            raise TargetError("--rank is of a training run: name it.")
         return Whose(query)
     nodes, pid = process_called(source, of)
     if pid:
@@ -99,32 +103,29 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
         of_class = any(each["class_name"] == of for each in actors)
         ids = [] if of_class else [each["actor_id"] for each in actors]
         return Whose(dataclasses.replace(query, actors=ids, names=() if ids else (of,)))
-    targets = find_targets(source, of, rank)
-    pids = tuple(each["pid"] for each in targets)
-    where = tuple({each["node_id"] for each in targets})
+    found = targets.find(source, of, rank)
+    pids = tuple(each["pid"] for each in found)
+    where = tuple({each["node_id"] for each in found})
     return Whose(dataclasses.replace(query, pids=pids), where)
 
 
 def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery) -> Whose | None:
-    """Return where the output of a run that has ended is; None if there is no such run.
+    """Return where the output of a run that has ended is; None if none was copied to a folder here.
 
     Raises:
-        TargetError: It has no such rank, or its folder is on no disk of this machine.
+        TargetError: It has no such rank.
     """
-    runs = [run for run in source.listing("runs") if of in (run.get("name"), run.get("run_id"))]
-    if not runs:
+    run = targets.run_called(source, of)
+    place = Path(run["path"].removeprefix("file://"), "logs") if run is not None else Path()
+    attempts = tuple(sorted(place.glob("attempt_*"))[-_MOST_ATTEMPTS:])
+    if run is None or not attempts:
         return None
-    newest = max(runs, key=lambda run: float(run["started"]))
-    place = Path(newest["path"].removeprefix("file://"), "logs")
-    attempts = sorted(place.glob("attempt_*"))
-    if not attempts:
-        raise TargetError(f"The run {of} has ended; nothing that its ranks printed is in {place}.")
-    ranks = {file.work for file in found_in(attempts[-1])}
+    ranks = {file.work for folder in attempts for file in found_in(folder)}
     names = ranks if rank is None else ranks & {f"rank {rank}"}
     if not names:
         printed = ", ".join(sorted(ranks))
         raise TargetError(f"{of} has no rank {rank} that has printed; these have: {printed}.")
-    return Whose(dataclasses.replace(query, names=tuple(names)), (), attempts[-1])
+    return Whose(dataclasses.replace(query, names=tuple(names)), (), attempts)
 
 
 def logs(source: ClusterSource, wanted: Whose) -> Logs:
@@ -136,8 +137,8 @@ def logs(source: ClusterSource, wanted: Whose) -> Logs:
     """
     query = wanted.query
     pattern(query.grep)
-    if wanted.folder is not None:
-        return of_folder(wanted.folder, query)
+    if wanted.folders:
+        return of_folders(wanted.folders, query)
     found = Logs()
     _ask(source, wanted, found, None)
     return found.sorted(query.tail)
@@ -189,11 +190,12 @@ def _add_dead(found: Logs, node: dict[str, Any], query: LogQuery) -> None:
         found.notes.append(f"Node {name[:8]}: {error}.")
 
 
-def of_folder(folder: Path, query: LogQuery) -> Logs:
-    """Return lines of one folder of log files on this machine. Errors as of ``logs``."""
+def of_folders(folders: tuple[Path, ...], query: LogQuery) -> Logs:
+    """Return lines of folders of log files on this machine. Errors as of ``logs``."""
     found = Logs()
-    try:
-        found.add("", asyncio.run(find(folder, query, _PATIENCE)))
-    except TimeoutError as error:
-        raise TimeoutError(f"The logs in {folder}: {error}.") from None
+    for folder in folders:
+        try:
+            found.add("", asyncio.run(find(folder, query, _PATIENCE)))
+        except TimeoutError as error:  # noqa: PERF203 - a search takes far longer
+            raise TimeoutError(f"The logs in {folder}: {error}.") from None
     return found.sorted(query.tail)

@@ -6,6 +6,7 @@ the run, and it beside another one.
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 import time
@@ -16,7 +17,13 @@ import pytest
 from playwright.sync_api import expect
 
 from miniray import train
-from miniray.train import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+from miniray.train import (
+    Checkpoint,
+    CheckpointConfig,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+)
 from miniray.train.collective import broadcast_from_rank_zero
 
 if TYPE_CHECKING:
@@ -62,7 +69,11 @@ def fit(folder: Path, name: str) -> None:
         train_func_per_worker,
         train_loop_config={"stop": str(folder / "stop")},
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name=name, storage_path=folder / "results"),
+        run_config=RunConfig(
+            name=name,
+            storage_path=folder / "results",
+            checkpoint_config=CheckpointConfig(checkpoint_score_attribute="score"),
+        ),
     ).fit()
 
 
@@ -105,6 +116,8 @@ def test_the_list_of_runs_leads_to_a_run_with_its_workers_and_charts(page: Page,
     expect(chart(page, "accuracy")).to_be_visible()
     expect(row(page, "checkpoint_")).not_to_have_count(0)
     expect(page.get_by_role("table", name="Attempts")).to_contain_text("running")
+    # What the controller remarks.
+    expect(page.locator(".note").filter(has_text="no number as metric 'score'")).to_be_visible()
 
 
 def test_the_logs_of_the_run_are_those_of_its_workers(page: Page, run: Path) -> None:
@@ -168,5 +181,7 @@ def test_a_run_that_has_ended_stays_and_is_compared_with_another(page: Page, run
     page.get_by_role("link", name="Show 2 runs over each other").click()
     for name in ("train_run-a", "train_run-b"):
         expect(chart(page, "loss")).to_contain_text(name)
-    open_run(page)
+    # Its log is its own, though a later run may have its name.
+    with page.expect_request(lambda asked: re.search("/api/logs.*of=[0-9a-f]{16}&", asked.url)):
+        open_run(page)
     expect(page.get_by_text("It has ended")).to_be_visible()

@@ -56,5 +56,5 @@ def test_a_search_of_a_folder_that_is_given_up_names_the_folder(
     folder = written(tmp_path, 40 * "a" + "!")
     monkeypatch.setattr(logs, "_PATIENCE", 1.0)
     with pytest.raises(TimeoutError, match=f"The logs in {folder}: to search takes more than 1 s"):
-        logs.of_folder(folder, LogQuery(grep="(a+)+$"))
+        logs.of_folders((folder,), LogQuery(grep="(a+)+$"))
     gc.collect()  # warns of what is still open

@@ -168,6 +168,7 @@ def test_a_thousand_actors_are_listed_quickly() -> None:
         (("get", "actor", "nobody"), "There is no actor 'nobody': `miniray list actors` shows"),
         (("summary", "nodes"), "'nodes' is not one of 'tasks', 'actors', 'objects'"),
         (("logs", "nobody"), "Nothing was printed by 'nobody'. It is the name, id or class of"),
+        (("logs", "--rank", "0"), "--rank is of a training run: name it"),
         (("logs", "--since", "yesterday"), "'yesterday' is no time. Write 30s, 10m, 2h"),
         (("logs", "--grep", "["), "'[' is no regular expression"),
         (("why", "nobody"), "Nothing that is called 'nobody' waits or runs: give the id of"),

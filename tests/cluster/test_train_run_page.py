@@ -18,9 +18,11 @@ from running_cluster import running_cluster
 
 from miniray import train
 from miniray.common.runtime import current_runtime
+from miniray.logs.log_files import LogQuery
 from miniray.metrics.text import text
 from miniray.train import Checkpoint, FailureConfig, WorkerGroupError
 from miniray.train.run.page import RunPage, ended, listed
+from miniray.util.logs import logs, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,6 +119,7 @@ def test_a_run_that_goes_on_tells_of_each_report_and_of_its_ranks(
     assert all(rank["data_wait"] >= 0 and rank["pid"] > 0 for rank in shown["ranks"])
     assert [len(rank) for rank in shown["heat"]["seconds"]] == [2, 2]
     assert shown["run"]["config"]["scaling_config"]["num_workers"] == 2
+    wait_until(lambda: row()["reports"] == 2)  # in the list too, though no other follows
     (tmp_path / "go").touch()
     run.result(60)
     until(page, lambda shown: shown["run"]["ended"])
@@ -183,8 +186,9 @@ def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(
         (Path(config["folder"]) / "model").mkdir(exist_ok=True)
         (Path(config["folder"]) / "model" / "file").write_text("weights")
         train.report({"n": 1}, checkpoint=Checkpoint(Path(config["folder"]) / "model"))
-        if count_up(Path(config["folder"], "runs")) == 1:
-            print("words of rank 0")
+        attempt = count_up(Path(config["folder"], "runs"))
+        print(f"words of attempt {attempt}")
+        if attempt == 1:
             raise ValueError("spoilt")
 
     failures = FailureConfig(max_failures=1)
@@ -195,8 +199,13 @@ def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(
     assert (first["state"], second["state"]) == ("FAILED", "FINISHED")
     assert "spoilt" in first["reason"]
     assert first["ended"] <= second["started"]
-    [logs] = page["logs"]
-    assert "words of rank 0" in Path(logs, "rank_0.out").read_text()
+    for number, folder in enumerate(page["logs"], 1):
+        assert f"words of attempt {number}" in Path(folder, "rank_0.out").read_text()
+    head = current_runtime().head
+    # A later run of that name has other words.
+    fit(lambda: print("others"), None, 1, name="run", storage_path=tmp_path / "elsewhere")
+    found = logs(head, whose(head, page["run"]["run_id"], 0, LogQuery()))
+    assert [each.text for each in found.lines] == ["words of attempt 1", "words of attempt 2"]
     assert [each["size"] for each in page["checkpoints"]] == [7, 7]
     assert all(Path(each["path"], "file").exists() for each in page["checkpoints"])
     assert [rank["state"] for rank in page["ranks"]] == ["RETURNED"]
@@ -221,6 +230,7 @@ from miniray import train
 from miniray.train import DataParallelTrainer, RunConfig, ScalingConfig
 
 def loop():
+    print("words of a rank")
     train.report({"n": 1})
     signal.pause()
 
@@ -244,3 +254,6 @@ def test_a_run_whose_driver_was_killed_is_lost_and_its_folder_is_shown(
     shown = ended(row())
     assert (shown["run"]["state"], shown["series"]["n"]) == ("LOST", [1])
     assert "goes on from the newest checkpoint" in shown["run"]["error"]
+    head = current_runtime().head  # what its ranks printed is on their nodes
+    found = logs(head, whose(head, shown["run"]["run_id"], None, LogQuery()))
+    assert [each.text for each in found.lines] == ["words of a rank"]

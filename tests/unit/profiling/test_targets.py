@@ -66,3 +66,20 @@ def test_a_profile_of_one_rank_leaves_the_other_ranks_alone() -> None:
     assert asked == [("processes", "probe"), ("profile", [b"\10"])]
     with pytest.raises(TargetError, match="Counter has no rank 2"):
         profile(cluster, "cpu", "Counter", 1.0, rank=2)
+
+
+def test_a_rank_that_does_not_answer_is_one_of_those_that_do_not() -> None:
+    """It may hold Python's lock: then it is the one that somebody wants to look at."""
+
+    class Silent(Cluster):
+        def ask_nodes(self, *_asked: Any) -> list[tuple[bytes, Any, str]]:
+            told = [(b"\7", 7, "worker", b"", 0, ""), (b"\10", 8, "worker", b"", None, "no time")]
+            return [(b"\xaa", told, "")]
+
+        def listing(self, what: str) -> list[dict[str, Any]]:
+            [each] = super().listing(what)
+            return [each, {**each, "pid": 8, "worker_id": "08"}]
+
+    cluster: Any = Silent()
+    assert [each["pid"] for each in find(cluster, "Counter", 0)] == [7]
+    assert [each["pid"] for each in find(cluster, "Counter", 1)] == [8]

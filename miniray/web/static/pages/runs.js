@@ -80,6 +80,7 @@ function Heat({ heat }) {
 }
 
 const rankHref = (row) => workerHref(row) && `${workerHref(row)}/${row.run_id}/${row.rank}`;
+const does = (row) => [row.problem, row.doing].filter(Boolean).join("; ");
 const RANKS = [
   { name: "rank", title: "Rank", width: "48px", cell: (row) => (workerHref(row) ? html`<a href=${rankHref(row)}><b>${row.rank}</b></a>` : html`<b>${row.rank}</b>`) },
   { name: "state", title: "State", width: "90px", cell: (row) => html`<${State} of=${row.state} />` },
@@ -91,7 +92,7 @@ const RANKS = [
   { name: "data_wait", title: "Data wait", width: "70px", right: true, wide: true, cell: (row) => seconds(row.data_wait) },
   { name: "blocked", title: "In report()", width: "76px", right: true, wide: true, cell: (row) => seconds(row.blocked) },
   { name: "device_memory", title: "Device memory", width: "100px", right: true, wide: true, cell: (row) => bytes(row.device_memory) },
-  { name: "doing", title: "Does", width: "minmax(100px, 2fr)", wide: true, cell: (row) => html`<span title=${row.problem || row.doing}>${row.doing || row.problem || "–"}</span>` },
+  { name: "doing", title: "Does", width: "minmax(100px, 2fr)", wide: true, cell: (row) => html`<span class=${row.problem ? "warn" : ""} title=${does(row)}>${does(row) || "–"}</span>` },
 ];
 
 const CHECKPOINTS = [
@@ -119,10 +120,10 @@ const List = ({ title, columns, rows, empty, open, note }) =>
 export function Run({ id }) {
   const topic = `run:${id}`;
   const at = useLive(topic, { size: 1000 })(topic);
-  const { run = {}, series, checkpoints, attempts, heat } = at.summary;
+  const { run = {}, series, checkpoints, attempts, heat, notes = [] } = at.summary;
   const [of, setOf] = useState("all");
   const live = !run.ended && !/FINISHED|ERRORED|ABORTED|LOST/.test(run.state ?? "");
-  const named = { of: run.name ?? id };
+  const named = { of: id };
   const one = at.rows.find((row) => String(row.rank) === of);
   const whom = one ? { of: `${one.node_id}:${one.pid}` } : named;
   const top = html`<header class="top"><h1><a class="up" href="#/runs">Train runs</a>${run.name ?? id} ${run.state && html`<${State} of=${run.state} />`}</h1>${run.name && html`<a class="button" href="#/compare/${encodeURIComponent(id)}">Compare</a>`}</header>`;
@@ -133,7 +134,7 @@ export function Run({ id }) {
     ${top}
     <${Problem} of=${at.error} />
     ${run.error && html`<p class="cause">${run.error}</p>`}
-    ${run.problem && html`<p class="note">${run.problem}</p>`}
+    ${[run.problem, ...notes].filter(Boolean).map((note) => html`<p class="note" key=${note}>${note}</p>`)}
     <${Facts} of=${[
       ["Framework", run.framework], ["Workers", at.rows.length || run.workers], ["Reports", run.reports], ["Attempts", run.attempts], ["Started", run.started && clock(run.started)],
       ["Took", run.started && took(run)], ["Controller", run.actor_id && html`<${Id} of=${run.actor_id} href="#/actor/${run.actor_id}" />`], ["Folder", run.path && html`<code>${run.path}</code>`],
