@@ -192,7 +192,7 @@ def test_no_process_of_a_cluster_imports_what_nobody_has_asked_for() -> None:
     program = (
         "import sys, miniray.node.daemon, miniray.worker.main, miniray.head.main\n"
         "print([name for name in sys.modules if name.startswith(('miniray.profiling', "
-        "'miniray.metrics', 'memray', 'tracemalloc'))])"
+        "'miniray.metrics', 'miniray.web', 'starlette', 'uvicorn', 'memray', 'tracemalloc'))])"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert shown.stdout.strip() == "[]", shown.stderr

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine("miniray")
 
+#: Bytes of the first node's memory for values.
+STORE = 100 << 20
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(session_root: Path) -> Iterator[CommandConnection]:
     far = {"num_cpus": 2, "resources": {"far": 2}}
-    with running_cluster({"num_cpus": 4}, far):
+    with running_cluster({"num_cpus": 4, "object_store_memory": STORE}, far):
         connection = connect_for_cli(None, "--address", None)
         yield connection
         connection.close()
@@ -107,6 +110,15 @@ def test_transfers_between_nodes_are_recorded(cluster: CommandConnection) -> Non
     found = slices(events)
     assert any(kind == "transfer" for kind, _ in found)
     assert len({event["pid"] for event in events}) == 2
+
+
+def test_values_that_go_to_disk_and_come_back_are_recorded(cluster: CommandConnection) -> None:
+    def work() -> None:
+        refs = [miniray.put(np.zeros(STORE // 4, np.uint8)) for _ in range(6)]
+        assert miniray.get(refs[0]).size == STORE // 4
+
+    events, _ = recorded(cluster, work)
+    assert {"spill", "restore"} <= {kind for kind, _ in slices(events)}
 
 
 @miniray.remote

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from miniray.common.spans import SPANS
 from miniray.train import (
     Checkpoint,
     CheckpointConsistencyMode,
@@ -107,6 +108,16 @@ def test_a_checkpoint_is_uploaded_before_it_is_reported(session, controller, tmp
     assert (upload.name, upload.files) == ("checkpoint_000010", {"model": 7})
     assert (tmp_path / "runs" / "run" / "checkpoint_000010" / "model").read_text() == "weights"
     assert get_checkpoint().path.endswith("checkpoint_000010")
+
+
+def test_a_timeline_has_reports_and_uploads(session, make_checkpoint):
+    SPANS.begin()
+    report({}, checkpoint=make_checkpoint())
+    spans, _ = SPANS.end()
+    assert [span[:2] for span in spans] == [
+        ("upload", "checkpoint_000010"),
+        ("report", "report 0"),
+    ]
 
 
 def test_the_context_tells_the_place_of_the_process(session):
