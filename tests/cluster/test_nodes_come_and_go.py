@@ -272,10 +272,10 @@ def test_a_node_that_is_removed_ends_its_processes(nodes: Cluster) -> None:
     assert row["DeathReasonMessage"]
 
 
-def test_ten_nodes_work_together(nodes: Cluster) -> None:
-    added = [nodes.add_node(num_cpus=1, resources={f"node{n}": 2}) for n in range(8)]
+def test_six_nodes_work_together(nodes: Cluster) -> None:
+    added = [nodes.add_node(num_cpus=1, resources={f"node{n}": 2}) for n in range(4)]
     nodes.wait_for_nodes()
-    actors = [Actor.options(resources={f"node{n}": 1}).remote() for n in range(8)]
+    actors = [Actor.options(resources={f"node{n}": 1}).remote() for n in range(4)]
     places = miniray.get([actor.node.remote() for actor in actors], timeout=60)
     assert places == [node.node_id for node in added]
     value = miniray.put(np.ones(MIB, dtype=np.uint8))
@@ -284,9 +284,9 @@ def test_ten_nodes_work_together(nodes: Cluster) -> None:
     def ask_all(others: list[Any], ref: list[Any]) -> int:
         return sum(miniray.get([other.length.remote(ref[0]) for other in others]))
 
-    asked = [ask_all.options(resources={f"node{n}": 1}).remote(actors, [value]) for n in range(8)]
-    assert miniray.get(asked, timeout=60) == [8 * MIB] * 8
-    for node in added[:4]:
+    asked = [ask_all.options(resources={f"node{n}": 1}).remote(actors, [value]) for n in range(4)]
+    assert miniray.get(asked, timeout=60) == [4 * MIB] * 4
+    for node in added[:2]:
         kill(node)
     for node in added:
         nodes.remove_node(node)

@@ -526,5 +526,5 @@ def programs(examples: int, steps: int) -> Any:
     return case
 
 
-TestPrograms = pytest.mark.timeout(300)(programs(examples=10, steps=25))
+TestPrograms = pytest.mark.timeout(300)(programs(examples=5, steps=25))
 TestManyPrograms = pytest.mark.slow(pytest.mark.timeout(3600)(programs(examples=400, steps=50)))

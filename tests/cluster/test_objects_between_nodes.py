@@ -622,46 +622,48 @@ def joined(first: Any, others: Any) -> Any:
     return np.concatenate([first, *miniray.get(others)])
 
 
-@pytest.mark.parametrize("how", ["value", "ref"])
-def test_what_was_made_from_values_that_were_dropped_is_made_again(third: Node, how: str) -> None:
+def test_what_was_made_from_values_that_were_dropped_is_made_again(third: Node) -> None:
     given = np.full(MIB, 1, dtype=np.uint8)
-    first = given if how == "value" else miniray.put(given)
-    others = [miniray.put(np.full(MIB, n, dtype=np.uint8)) for n in (2, 3)]
-    ref = joined.options(**softly_on(third)).remote(first, others)
+    refs = []
+    for first in (given, miniray.put(given)):
+        others = [miniray.put(np.full(MIB, n, dtype=np.uint8)) for n in (2, 3)]
+        refs.append(joined.options(**softly_on(third)).remote(first, others))
     del first, others
-    miniray.wait([ref], fetch_local=False)
+    miniray.wait(refs, num_returns=2, fetch_local=False)
     kill(third)
-    made = miniray.get(ref, timeout=30)
-    assert [int(made[n * MIB]) for n in range(3)] == [1, 2, 3]
-    del ref, made
+    made = miniray.get(refs, timeout=30)
+    assert [[int(array[n * MIB]) for n in range(3)] for array in made] == [[1, 2, 3]] * 2
+    del refs, made
     wait_until(lambda: not inventory()["segments"])
 
 
-@pytest.mark.parametrize("count", [1, 9], ids=["all", "some"])
-@pytest.mark.parametrize("kind", [iter, list])
-def test_items_of_a_generator_under_a_decorator_are_made_again(
-    third: Node, kind: Any, count: int
-) -> None:
-    """What streams is then any iterator, or whatever else has items."""
+def test_items_of_a_generator_under_a_decorator_are_made_again(third: Node) -> None:
+    """What streams is then any iterator, or whatever else has items; all are read, or some."""
 
     def as_kind(function: Any) -> Any:
         @functools.wraps(function)
-        def decorated() -> Any:
-            return kind(list(function()))
+        def decorated(kind: Any, count: int) -> Any:
+            return kind(list(function(kind, count)))
 
         return decorated
 
     @miniray.remote(num_cpus=0, max_retries=1, _generator_backpressure_num_objects=2)
     @as_kind
-    def items() -> Any:
+    def items(_kind: Any, count: int) -> Any:
         for n in range(count):
             yield np.full(MIB, n, dtype=np.uint8)
 
-    stream = items.options(**softly_on(third)).remote()
-    refs = [next(stream) for _ in range(min(count, 2))]
+    asked = [*itertools.product([iter, list], [1, 9])]
+    streams = [items.options(**softly_on(third)).remote(*arguments) for arguments in asked]
+    read = [
+        [next(stream) for _ in range(min(count, 2))]
+        for stream, (_, count) in zip(streams, asked, strict=True)
+    ]
     kill(third)
-    found = [miniray.get(ref, timeout=30) for ref in refs]
-    assert [(array.size, array[0]) for array in found] == [(MIB, n) for n in range(len(refs))]
+    for refs, arguments in zip(read, asked, strict=True):
+        found = [miniray.get(ref, timeout=30) for ref in refs]
+        sizes = [(array.size, array[0]) for array in found]
+        assert sizes == [(MIB, n) for n in range(len(refs))], arguments
 
 
 def test_items_of_a_generator_with_large_arguments_are_made_again(third: Node) -> None:
@@ -695,8 +697,7 @@ def test_what_may_be_needed_again_is_kept_no_longer_than_its_result(third: Node)
         wait_until(lambda: not inventory()["segments"])
 
 
-@pytest.mark.parametrize("reader", ["owner", "borrower"])
-def test_what_cannot_be_made_again_says_why(third: Node, reader: str) -> None:
+def test_what_cannot_be_made_again_says_why(third: Node) -> None:
     lost: dict[str, Any] = {
         "max_retries": ones.options(max_retries=0, **softly_on(third)).remote(MIB),
         "results of actors": ThirdHolder.remote().make.remote(MIB),
@@ -706,10 +707,7 @@ def test_what_cannot_be_made_again_says_why(third: Node, reader: str) -> None:
     assert miniray.get(holder.pid.remote())
     kill(third)
     for reason, ref in lost.items():
-        for read in (
-            ref if reader == "owner" else holder.sum_of.remote([ref]),
-            holder.sum.remote(ref),
-        ):
+        for read in (ref, holder.sum_of.remote([ref]), holder.sum.remote(ref)):
             with pytest.raises(ObjectLostError, match=reason) as info:
                 miniray.get(read, timeout=30)
             assert third.node_id in str(info.value)
@@ -947,7 +945,7 @@ def test_a_transfer_whose_mover_is_killed_goes_on(nodes: Cluster, third: Node, s
     assert nodes.head_node is not None
     node = nodes.head_node if sends else third
     miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8)))
-    for _ in range(4):
+    for _ in range(2):
         [mover] = movers_of(node)
         total = reader.sum.remote(np.ones(64 * MIB, dtype=np.uint8))
         mover.kill()

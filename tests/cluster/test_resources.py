@@ -115,7 +115,7 @@ def taken(places: list[Place], amount: float) -> dict[tuple[str, str], float]:
 # --- fractions -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "amount"), [(80, 0.18), (10, 0.6)])
+@pytest.mark.parametrize(("count", "amount"), [(45, 0.18), (10, 0.6)])
 def test_fractional_gpus_that_fit_are_placed_on_several_nodes(count: int, amount: float) -> None:
     holders = [Holder.options(num_gpus=amount).remote() for _ in range(count)]
     places = miniray.get([holder.place.remote() for holder in holders], timeout=50)
@@ -155,7 +155,7 @@ class Ledger:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("steps", [200, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [120, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_whole_device_is_never_shared_with_a_fraction_of_it(nodes: Cluster, steps: int) -> None:
     """Each actor that is placed tells which devices it sees."""
     ledger = Ledger([node.node_id for node in nodes.list_all_nodes()])

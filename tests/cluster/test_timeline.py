@@ -72,6 +72,7 @@ def recorded(
         recording = pool.submit(record, cluster, seconds)
         while not recording.done():
             work()
+            time.sleep(0.03)  # some dozens of times show as much as thousands
         return recording.result()
 
 

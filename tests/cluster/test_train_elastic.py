@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,7 @@ def epochs_until_stopped(config: dict[str, str], read: Callable[[int], list[int]
         if over:
             return epoch
         epoch += 1
+        time.sleep(0.1)  # nodes that start meanwhile have the processors
 
 
 def shard_loop(config: dict[str, str]) -> int:
