@@ -23,16 +23,19 @@ def wait_until(
 ) -> None:
     """Return when the condition holds; fail when it does not in time, with what ``told`` says.
 
-    The longer it has not held, the less often it is looked at: many conditions ask a cluster, or
-    read what the kernel has on every process, which costs those processor time that have to act.
+    The longer it has not held, and the longer a look takes, the less often it is looked at: many
+    conditions ask a cluster, or read what the kernel has on every process, which costs those
+    processor time that have to act.
     """
-    began = time.monotonic()
+    looked = began = time.monotonic()
     while not condition():
-        waited = time.monotonic() - began
+        now = time.monotonic()
+        waited, took = now - began, now - looked
         if waited > timeout:
             name = getattr(condition, "__name__", "")
             raise AssertionError(f"not within {timeout} s: {name} {told()}")
-        time.sleep(min(max(waited / 10, 0.01), 0.03))
+        time.sleep(min(max(waited / 10, 2 * took, 0.01), 0.1))
+        looked = time.monotonic()
 
 
 def undisturbed_clock() -> float:
@@ -80,6 +83,11 @@ def count_up(path: Path) -> int:
     with path.open("ab") as file:
         file.write(b".")
     return path.stat().st_size
+
+
+def square(number: int) -> int:
+    """What processes of multiprocessing run: they import the module of a function."""
+    return number * number
 
 
 def is_alive(pid: int) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cluster_helpers import wait_for_text, wait_until
+from cluster_helpers import square, wait_for_text, wait_until
 from watched_output import watch
 
 import miniray
@@ -25,9 +25,6 @@ from miniray.exceptions import NotInitializedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-# multiprocessing imports what it runs, in the workers too.
-IMPORTED_BY_WORKERS = True
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
@@ -85,10 +82,6 @@ def servers_of_multiprocessing_end(
     yield
     forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
-
-
-def square(number: int) -> int:
-    return number * number
 
 
 @miniray.remote
@@ -339,7 +332,7 @@ def test_multiprocessing_works(run: Any, method: str) -> None:
         with multiprocessing.get_context(method).Pool(2) as pool:
             return pool.map(function, range(5))
 
-    assert run(use_a_pool, importable("square")) == [0, 1, 4, 9, 16]
+    assert run(use_a_pool, square) == [0, 1, 4, 9, 16]
 
 
 @pytest.mark.parametrize("method", CONTEXTS)
@@ -349,12 +342,7 @@ def test_a_process_pool_executor_works(run: Any, method: str) -> None:
         with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
             return list(executor.map(function, range(5)))
 
-    assert run(use_an_executor, importable("square")) == [0, 1, 4, 9, 16]
-
-
-def importable(name: str) -> Any:
-    """This module's function as its importers know it, whatever pytest has called the module."""
-    return getattr(sys.modules[__name__], name)
+    assert run(use_an_executor, square) == [0, 1, 4, 9, 16]
 
 
 def test_subprocesses_work(run: Any) -> None:
