@@ -1,4 +1,4 @@
-"""Everywhere that Python runs: scripts, the prompt, pipes, notebooks, threads, event loops."""
+"""Everywhere that Python runs: scripts, the prompt, pipes, threads, event loops."""
 
 from __future__ import annotations
 
@@ -282,131 +282,6 @@ def test_ctrl_c_at_the_prompt_interrupts_get_and_the_cluster_lives_on(prompt: Pr
     assert prompt.exit() == 0
 
 
-# --- notebooks ------------------------------------------------------------------------------
-
-
-class Notebook:
-    """A real Jupyter kernel."""
-
-    def __init__(self, folder: Path) -> None:
-        from jupyter_client.manager import KernelManager
-
-        self._manager = KernelManager()
-        self._manager.start_kernel(
-            cwd=str(folder),
-            env={**os.environ, "IPYTHONDIR": str(folder), "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        self._client = self._manager.blocking_client()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=40)
-
-    def start(self, code: str) -> str:
-        return str(self._client.execute(code))
-
-    def outputs(self, cell: str, until: str | None = None, timeout: float = 40.0) -> str:
-        """What a cell shows: all of it, or up to a text that may come after its end."""
-        text = ""
-        deadline = time.monotonic() + timeout
-        while True:
-            message = self._client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
-            if message["parent_header"].get("msg_id") != cell:
-                continue
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                text += content["text"]
-            elif kind == "execute_result":
-                text += content["data"]["text/plain"]
-            elif kind == "error":
-                text += "\n".join(content["traceback"])
-            elif kind == "status" and content["execution_state"] == "idle" and until is None:
-                return text
-            if until is not None and until in text:
-                return text
-
-    def run(self, code: str) -> str:
-        return self.outputs(self.start(textwrap.dedent(code)))
-
-    def interrupt(self) -> None:
-        self._manager.interrupt_kernel()
-
-    def close(self) -> None:
-        if self._manager.has_kernel:
-            self._client.stop_channels()
-            self._manager.shutdown_kernel()
-
-
-@pytest.fixture
-def notebook(
-    tmp_path: Path, session_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Notebook]:
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
-    one = Notebook(tmp_path)
-    yield one
-    one.close()
-
-
-def test_functions_and_classes_of_cells_work_in_a_notebook(notebook: Notebook) -> None:
-    notebook.run("import miniray; miniray.init(num_cpus=2)")
-    notebook.run(
-        """
-        import dataclasses
-        @dataclasses.dataclass
-        class Point:
-            x: int
-        def double(point):
-            return Point(point.x * 2)
-        @miniray.remote
-        def task(point):
-            return double(point)
-        @miniray.remote
-        class Actor:
-            def method(self, point):
-                return double(point)
-        """
-    )
-    assert notebook.run("miniray.get(task.remote(Point(4)))") == "Point(x=8)"
-    notebook.run("def double(point): return Point(point.x * 3)")  # a cell that is run again
-    assert notebook.run("miniray.get(Actor.remote().method.remote(Point(4)))") == "Point(x=12)"
-    assert notebook.run("isinstance(miniray.get(task.remote(Point(4))), Point)") == "True"
-
-
-def test_what_workers_print_appears_in_the_cell(notebook: Notebook) -> None:
-    notebook.run("import miniray; miniray.init(num_cpus=2)")
-    for number in range(2):
-        code = f"miniray.get(miniray.remote(lambda: print('printed in cell {number}')).remote())"
-        notebook.outputs(notebook.start(code), until=f"printed in cell {number}")
-
-
-def test_an_interrupted_cell_leaves_the_cluster_usable(notebook: Notebook) -> None:
-    notebook.run("import miniray, time; miniray.init(num_cpus=2)")
-    cell = notebook.start(
-        "print('waiting', flush=True)\n"
-        "miniray.get(miniray.remote(lambda: time.sleep(1000)).remote())"
-    )
-    notebook.outputs(cell, until="waiting")
-    notebook.interrupt()
-    assert "KeyboardInterrupt" in notebook.outputs(cell)
-    assert notebook.run("miniray.get(miniray.remote(lambda: 5).remote())") == "5"
-
-
-def test_await_works_in_a_cell(notebook: Notebook) -> None:
-    notebook.run("import miniray; miniray.init(num_cpus=2)")
-    assert notebook.run("await miniray.remote(lambda: 6).remote()") == "6"
-
-
-def test_the_end_of_a_kernel_leaves_nothing(
-    notebook: Notebook, session_root: Path, tmp_path: Path
-) -> None:
-    notebook.run("import miniray; miniray.init(num_cpus=2)")
-    notebook.run("miniray.get(miniray.remote(lambda: 1).remote())")
-    assert processes_with("MINIRAY_TMPDIR", str(session_root))
-    notebook.close()
-    wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(session_root)), timeout=10)
-    assert not list(session_root.glob("mr-*"))
-
-
 # --- one process, many clusters ----------------------------------------------------------------
 
 
@@ -427,7 +302,7 @@ def test_many_clusters_one_after_another_leak_nothing() -> None:
 
     use_a_cluster()
     before, threads = open_files(), set(threading.enumerate())
-    for _ in range(3):
+    for _ in range(2):
         use_a_cluster()
     assert set(threading.enumerate()) == threads
     assert not open_files() - before
