@@ -111,7 +111,7 @@ def test_tasks_finish_while_their_workers_are_killed() -> None:
 
     refs.append(miniray.put(0))
     with Now_and_then(kill_one, every=0.1):
-        for _ in range(4):
+        for _ in range(2):
             refs[:] = [square.remote(n) for n in range(150)]
             results = miniray.get(list(refs), timeout=60)
             assert [value for value, _ in results] == [n * n for n in range(150)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 np = pytest.importorskip("numpy")
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("cluster")
-CLUSTER = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
+CLUSTER = {"num_cpus": 2, "object_store_memory": 50 * 2**20}
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +46,14 @@ def rows(count: int) -> Any:
 def test_more_is_sorted_than_the_store_holds() -> None:
     seen = 0
     last = -1
-    for batch in rows(120_000).sort("k", descending=True).iter_batches(batch_size=None):
+    for batch in rows(60_000).sort("k", descending=True).iter_batches(batch_size=None):
         assert (batch["data"] == batch["id"][:, None]).all()
         found = -batch["k"]
         assert (np.diff(found) >= 0).all()
         assert seen == 0 or found[0] >= last
         last = found[-1]
         seen += len(found)
-    assert seen == 120_000
+    assert seen == 60_000
 
 
 def test_a_shuffle_is_the_same_in_every_run_and_mixes_all_rows() -> None:

@@ -17,7 +17,7 @@ from miniray import data
 np = pytest.importorskip("numpy")
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("cluster")
-CLUSTER = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+CLUSTER = {"num_cpus": 1, "object_store_memory": 50 * 2**20}
 MIB = 2**20
 
 
@@ -40,7 +40,7 @@ def large(marker: str) -> Any:
     return function
 
 
-@pytest.mark.parametrize("rows", [100, 400])
+@pytest.mark.parametrize("rows", [60, 240])
 def test_as_much_is_in_flight_of_four_times_the_data(tmp_path: Path, rows: int) -> None:
     marker = str(tmp_path / "made")
     most = read = 0
@@ -64,13 +64,13 @@ def test_a_pool_whose_blocks_are_larger_than_expected_pauses(tmp_path: Path) -> 
             return self.function(row)
 
     most = read = 0
-    for row in data.range(200).map(lambda row: row).map(Larger, concurrency=1).iter_rows():
+    for row in data.range(100).map(lambda row: row).map(Larger, concurrency=1).iter_rows():
         assert row["id"] == read
         read += 1
         if read == 1:
             time.sleep(0.5)  # a slow reader
         most = max(most, os.path.getsize(marker) - read)
-    assert read == 200
+    assert read == 100
     assert most < 40
 
 
@@ -82,18 +82,18 @@ def test_stages_pass_on_more_than_the_store_holds() -> None:
     def made(row: dict[str, Any]) -> dict[str, Any]:
         return {"id": row["id"], "data": np.full(MIB // 8, row["id"])}
 
-    dataset = data.range(200).map(made).map_batches(Negative, concurrency=1)
+    dataset = data.range(100).map(made).map_batches(Negative, concurrency=1)
     found = [(row["id"], int(row["data"][0])) for row in dataset.iter_rows()]
-    assert found == [(n, -n) for n in range(200)]
+    assert found == [(n, -n) for n in range(100)]
 
 
 def test_a_data_set_is_materialized_that_is_larger_than_the_store() -> None:
     def made(row: dict[str, Any]) -> dict[str, Any]:
         return {"id": row["id"], "data": np.full(MIB // 8, row["id"])}
 
-    kept = data.range(150).map(made).materialize()
+    kept = data.range(75).map(made).materialize()
     for _ in range(2):
-        assert [row["id"] for row in kept.iter_rows()] == list(range(150))
+        assert [row["id"] for row in kept.iter_rows()] == list(range(75))
 
 
 def test_a_pool_that_would_leave_no_cpu_to_those_that_feed_it_is_refused() -> None:
@@ -126,30 +126,30 @@ def test_four_times_the_data_takes_as_much_memory_in_all_processes(tmp_path: Pat
         return {"x": batch["x"] * 2}
 
     def most(files: int) -> int:
-        """Bytes that reading so many files of 16 MiB takes."""
+        """Bytes that reading so many files of 8 MiB takes."""
         peak = 0
         rows = 0
         folder = str(tmp_path / str(files))
-        dataset = data.read_parquet(folder).map_batches(doubled, batch_size=4096)
-        for number, batch in enumerate(dataset.iter_batches(batch_size=4096)):
+        dataset = data.read_parquet(folder).map_batches(doubled, batch_size=2**14)
+        for number, batch in enumerate(dataset.iter_batches(batch_size=2**14)):
             rows += len(batch["x"])
-            if not number % 100:
+            if not number % 25:
                 peak = max(peak, memory())
-        assert rows == files * 2**21
+        assert rows == files * 2**20
         return peak
 
     for files in (3, 12):
         (tmp_path / str(files)).mkdir()
         for number in range(files):
-            table = pa.table({"x": np.arange(2**21) + number})
-            pq.write_table(table, tmp_path / f"{files}/{number}.parquet", row_group_size=2**19)
+            table = pa.table({"x": np.arange(2**20) + number})
+            pq.write_table(table, tmp_path / f"{files}/{number}.parquet", row_group_size=2**18)
     most(3)  # processes and modules are there
     assert most(12) < 1.1 * most(3)
 
 
 def test_a_row_larger_than_the_store_is_an_error_that_says_so() -> None:
     def huge(row: dict[str, Any]) -> dict[str, Any]:
-        return {"data": np.zeros(150 * MIB // 8)}
+        return {"data": np.zeros(75 * MIB // 8)}
 
     with pytest.raises(data.DataError, match=r"\(0, 1\) failed: ObjectStoreFullError: A value"):
         data.range(1).map(huge).take_all()
@@ -174,4 +174,4 @@ def test_a_row_group_larger_than_the_store_is_read_piece_by_piece(tmp_path: Path
         return int(stage["heap"])
 
     small = heap(2**16)
-    assert heap(2**24) < small + 64 * MIB  # of 128 MiB
+    assert heap(2**23) < small + 32 * MIB  # of 64 MiB

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1024 * 1024
-CAPACITY = 64 * MIB
-VALUE = 8 * MIB
+CAPACITY = 32 * MIB
+VALUE = 4 * MIB
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 FIRST, SECOND = {"first": 4.0}, {"second": 4.0}
-LIMIT = 120 * MIB
+LIMIT = 90 * MIB
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,7 +135,7 @@ def test_a_function_of_80_mib_runs_on_every_node_and_holds_up_nobody(job: Any) -
     calls, left = 0, tasks
     while left:
         calls += miniray.get(there.call.remote())
-        _, left = miniray.wait(left, timeout=0)
+        _, left = miniray.wait(left, timeout=0.05)
     assert miniray.get(tasks) == [80 * MIB] * 2
     assert calls > 1
 

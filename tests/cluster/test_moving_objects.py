@@ -122,14 +122,14 @@ def there(size: int) -> Any:
 # --- broadcasts ----------------------------------------------------------------------------
 def test_a_value_read_on_many_nodes_has_one_copy_on_each(nodes: Cluster) -> None:
     size = 8 * MIB
-    more = [nodes.add_node(num_cpus=1, resources={f"more{n}": 1}) for n in range(4)]
+    more = [nodes.add_node(num_cpus=1, resources={f"more{n}": 1}) for n in range(2)]
     try:
-        readers = [Reader.options(resources={f"more{n}": 1}).remote() for n in range(4)]
+        readers = [Reader.options(resources={f"more{n}": 1}).remote() for n in range(2)]
         readers += [FarReader.remote() for _ in range(2)]
         miniray.get([reader.ready.remote() for reader in readers])
         ref = miniray.put(np.ones(size, dtype=np.uint8))
-        assert miniray.get([reader.sum.remote(ref) for reader in readers]) == [size] * 6
-        wait_until(lambda: sum(used > 0 for used in used_bytes().values()) == 6)
+        assert miniray.get([reader.sum.remote(ref) for reader in readers]) == [size] * 4
+        wait_until(lambda: sum(used > 0 for used in used_bytes().values()) == 4)
         assert max(used_bytes().values()) < 2 * size
         del ref
         wait_until(stores_are_empty)
@@ -140,9 +140,9 @@ def test_a_value_read_on_many_nodes_has_one_copy_on_each(nodes: Cluster) -> None
 
 def test_readers_get_their_value_though_nodes_that_pass_it_on_die(nodes: Cluster) -> None:
     size = 48 * MIB
-    more = [nodes.add_node(num_cpus=1, resources={f"more{n}": 1}) for n in range(5)]
+    more = [nodes.add_node(num_cpus=1, resources={f"more{n}": 1}) for n in range(4)]
     try:
-        readers = [Reader.options(resources={f"more{n}": 1}).remote() for n in range(5)]
+        readers = [Reader.options(resources={f"more{n}": 1}).remote() for n in range(4)]
         miniray.get([reader.ready.remote() for reader in readers])
         ref = miniray.put(np.ones(size, dtype=np.uint8))
         sums = [reader.sum.remote(ref) for reader in readers]
@@ -150,7 +150,7 @@ def test_readers_get_their_value_though_nodes_that_pass_it_on_die(nodes: Cluster
         wait_until(lambda: any(used_bytes().get(id, 0) for id in ids))
         for node in more[:2]:  # those that asked first
             os.kill(node.pids["node"], signal.SIGKILL)
-        assert miniray.get(sums[2:], timeout=60) == [size] * 3
+        assert miniray.get(sums[2:], timeout=60) == [size] * 2
     finally:
         for node in more:
             node.stop(graceful=False)
