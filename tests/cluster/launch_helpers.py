@@ -17,20 +17,23 @@ if TYPE_CHECKING:
 #: Seconds that a run may take on a busy machine.
 PATIENCE = 60.0
 
-#: A program that prints the ranks of the nodes that it finds, and ends with the code it is given.
-SHOW_RANKS = """
-import sys, miniray
-miniray.init()
+#: Prints the ranks of the nodes that a program finds, and ends with the code it is given.
+RANKS = """
 print(sorted(node["Labels"]["rank"] for node in miniray.nodes() if node["Alive"]))
 sys.exit(int(sys.argv[1]))
 """
+SHOW_RANKS = f"""
+import sys, miniray
+miniray.init()
+{RANKS}
+"""
 
-#: A program that prints how many places have a secret where it runs, and where a task of it does.
-LOOKS_FOR_SECRETS = """
-import os, pathlib, re, miniray
+#: Before that, it prints how many places have a secret where it runs, and where a task of it does.
+LOOKS_AND_SHOWS = f"""
+import os, pathlib, re, sys, miniray
 miniray.init()
 own = os.environ["MINIRAY_TMPDIR"].encode()  # other tests run at the same time
-secret = re.compile(rb"mr1[.][A-Za-z0-9_-]{43}[.]")
+secret = re.compile(rb"mr1[.][A-Za-z0-9_-]{{43}}[.]")
 def found():
     texts = []
     for path in [*pathlib.Path("/proc").glob("[0-9]*/cmdline"), pathlib.Path("/proc/self/environ")]:
@@ -41,13 +44,7 @@ def found():
             pass
     return sum(bool(secret.search(text)) for text in texts)
 print(found(), miniray.get(miniray.remote(found).remote()))
-"""
-
-#: Both in one run, of which each is a cluster that starts: it attaches twice.
-LOOKS_AND_SHOWS = f"""
-{LOOKS_FOR_SECRETS}
-miniray.shutdown()
-{SHOW_RANKS}
+{RANKS}
 """
 
 #: A program that saves what another host computes when SIGTERM comes, and ends with 5. The signal

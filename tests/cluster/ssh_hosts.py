@@ -101,13 +101,19 @@ class Network:
         names = Path("/proc").glob("[0-9]*/comm")
         return {int(path.parent.name) for path in names if _text(path) == "sshd\n"}
 
-    def cut(self, name: str) -> None:
-        """Pull the cable of a host."""
-        subprocess.run(["ip", "-n", self.space(name), "link", "set", "cable", "down"], check=True)
+    @contextlib.contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """Pull the cable of a host for the time of the block."""
+        cable = ["ip", "-n", self.space(name), "link", "set", "cable"]
+        subprocess.run([*cable, "down"], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*cable, "up"], check=True)
+            self._greet(name)
 
-    def set_up(self) -> None:
-        """Make the namespaces, keys and servers."""
-        sshd, ssh = find_tool("sshd"), find_tool("ssh")
+    def connect(self) -> None:
+        """Make the namespaces."""
         lines = SWITCH.format(laptop=self.laptop, address=LAPTOP)
         for name, address in HOSTS.items():
             lines += HOST.format(
@@ -116,6 +122,10 @@ class Network:
         done = subprocess.run(["sh", "-ec", lines], capture_output=True, check=False, text=True)
         if done.returncode != 0:
             missing(f"network namespaces cannot be connected here: {done.stderr.strip()}")
+
+    def serve(self) -> None:
+        """Make keys, and start the servers."""
+        sshd, ssh = find_tool("sshd"), find_tool("ssh")
         for key in ("host", "user"):
             keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key)]
             subprocess.run(keygen, check=True)
@@ -169,12 +179,14 @@ class Network:
 
 @contextlib.contextmanager
 def network(
-    folder: Path, environment: dict[str, str], variables: dict[str, str]
+    folder: Path, environment: dict[str, str], variables: dict[str, str], *, servers: bool = True
 ) -> Iterator[Network]:
-    """Hosts that end with the block."""
+    """Hosts that end with the block, with servers or without."""
     found = Network(folder, dict(environment), variables)
     try:
-        found.set_up()
+        found.connect()
+        if servers:
+            found.serve()
         yield found
     finally:
         found.take_down()

@@ -119,7 +119,7 @@ class Pods:
 
 @pytest.fixture
 def pods(command: CommandLine, tmp_path: Path) -> Iterator[Pods]:
-    with network(tmp_path, command.environment, {}) as found:
+    with network(tmp_path, command.environment, {}, servers=False) as found:
         made = Pods(command, found, tmp_path)
         yield made
         made.kill()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from cluster_helpers import processes_with, wait_for_file, wait_for_text, wait_until
+from command_helpers import CommandLine, command_line
 from launch_helpers import LOOKS_AND_SHOWS, PATIENCE
 from needed_tools import find_tool
 from ssh_hosts import Network, network
@@ -17,17 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from command_helpers import CommandLine
-
 PYTHON = sys.executable
 SSH = ("miniray", "ssh", "hosta", "hostb", "--")
 #: Seconds in which this end of a cut connection notices that, and after it the other one.
 CABLE = 45.0
 
 
-@pytest.fixture
-def hosts(command: CommandLine, tmp_path: Path) -> Iterator[Network]:
-    with network(tmp_path, command.environment, {"MINIRAY_TMPDIR": str(command.root)}) as found:
+@pytest.fixture(scope="module")
+def command() -> Iterator[CommandLine]:
+    yield from command_line()
+
+
+@pytest.fixture(scope="module")
+def hosts(command: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Tests of this module share them, and leave nothing there."""
+    variables = {"MINIRAY_TMPDIR": str(command.root)}
+    with network(tmp_path_factory.mktemp("hosts"), command.environment, variables) as found:
         yield found
 
 
@@ -72,9 +78,11 @@ def test_a_folder_is_brought_along(hosts: Network, command: CommandLine, tmp_pat
     leaves_nothing(hosts, command)
 
 
-def test_when_the_clients_are_killed_nothing_is_left(hosts: Network, command: CommandLine) -> None:
-    run = hosts.popen(*SSH, "sh", "-c", f"echo $$ > {hosts.folder / 'pid'}; sleep 600")
-    program = int(wait_for_text(hosts.folder / "pid"))
+def test_when_the_clients_are_killed_nothing_is_left(
+    hosts: Network, command: CommandLine, tmp_path: Path
+) -> None:
+    run = hosts.popen(*SSH, "sh", "-c", f"echo $$ > {tmp_path / 'pid'}; sleep 600")
+    program = int(wait_for_text(tmp_path / "pid"))
     for client in psutil.Process(run.pid).children():
         client.kill()
     assert end_of(run)[0] != 0
@@ -83,9 +91,9 @@ def test_when_the_clients_are_killed_nothing_is_left(hosts: Network, command: Co
 
 
 def test_after_a_cut_cable_both_ends_end_and_a_run_that_lost_one_host_goes_on(
-    hosts: Network, command: CommandLine
+    hosts: Network, command: CommandLine, tmp_path: Path
 ) -> None:
-    go, on = hosts.folder / "go", hosts.folder / "on"
+    go, on = tmp_path / "go", tmp_path / "on"
     goes_on = f"echo > {on}-1; until [ -e {go} ]; do sleep .1; done; exit 6"
     run = ("miniray", "ssh", "--grace", "2")
     kept = hosts.popen(*run, "hosta", "hostb", "--", "sh", "-c", goes_on)
@@ -93,24 +101,26 @@ def test_after_a_cut_cable_both_ends_end_and_a_run_that_lost_one_host_goes_on(
     lost = hosts.popen(*run, "hostb", "hosta", "--", "sh", "-c", waits)
     for number in (1, 2):
         wait_for_file(on.with_name(f"on-{number}"))
-    hosts.cut("hostb")
-    code, output = end_of(lost)
-    assert code == 255, output
-    wait_until(lambda: not processes_with("MINIRAY_MACHINE_ID", "hostb"), CABLE)
-    go.touch()
-    assert end_of(kept)[0] == 6
-    leaves_nothing(hosts, command)
+    with hosts.cut("hostb"):
+        code, output = end_of(lost)
+        assert code == 255, output
+        wait_until(lambda: not processes_with("MINIRAY_MACHINE_ID", "hostb"), CABLE)
+        go.touch()
+        assert end_of(kept)[0] == 6
+        leaves_nothing(hosts, command)
 
 
-def test_a_real_mpirun_starts_one_part_on_each_host(hosts: Network, command: CommandLine) -> None:
-    (hosts.folder / "hosts").write_text("hosta slots=1\nhostb slots=1\n")
+def test_a_real_mpirun_starts_one_part_on_each_host(
+    hosts: Network, command: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("hosta slots=1\nhostb slots=1\n")
     mpirun = (
         *(find_tool("mpirun"), "--allow-run-as-root", "-N", "1"),
-        *("--hostfile", str(hosts.folder / "hosts"), "--mca", "plm_rsh_agent", "ssh"),
+        *("--hostfile", str(tmp_path / "hosts"), "--mca", "plm_rsh_agent", "ssh"),
     )
-    run = (PYTHON, "-m", "miniray", "run", "--rendezvous", str(hosts.folder / "meet"), "--")
+    run = (PYTHON, "-m", "miniray", "run", "--rendezvous", str(tmp_path / "meet"), "--")
     shown = hosts.popen(*mpirun, *run, PYTHON, "-c", LOOKS_AND_SHOWS, "7")
     code, output = end_of(shown)
     assert (code, output.splitlines()[:2]) == (7, ["0 0", "['0', '1']"]), output
-    assert list((hosts.folder / "meet").iterdir()) == []
+    assert list((tmp_path / "meet").iterdir()) == []
     leaves_nothing(hosts, command)
