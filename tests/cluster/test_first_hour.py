@@ -54,7 +54,7 @@ class Counter:
 
 def train() -> str:
     from miniray.train import RunConfig, ScalingConfig
-    from miniray.train.torch import TorchTrainer
+    from miniray.train.data_parallel_trainer import DataParallelTrainer
 
     def loop() -> None:
         from miniray.train import report
@@ -62,7 +62,7 @@ def train() -> str:
         report({"loss": 0.5})
 
     storage = os.environ["MINIRAY_TMPDIR"]
-    trainer = TorchTrainer(
+    trainer = DataParallelTrainer(
         loop,
         scaling_config=ScalingConfig(num_workers=1),
         run_config=RunConfig(name="first", storage_path=storage),
