@@ -175,11 +175,15 @@ def list_(
 def _follow(
     cluster: CommandConnection, filters: Sequence[Filter], last: int, *, as_json: bool
 ) -> None:
-    """Print the events that come after the one of this number."""
-    for rows in cluster.watch("events"):
-        new = [ClusterEventState.of(row) for row in rows if row["event_id"] > last]
-        last = max([last, *(event.event_id for event in new)])
-        for event in chosen(new, filters, sys.maxsize):
+    """Print the events that come after the one of this number, and how many are left out."""
+    known = max((row["event_id"] for row in cluster.listing("events")), default=last)
+    for told in cluster.watch("events"):
+        number = told["event_id"]
+        if (left_out := number - known - 1) > 0:
+            click.echo(f"{left_out} left out: events came faster than they were read.", err=True)
+        new = [ClusterEventState.of(told)] if number > last else []  # a new head tells all of them
+        known, last = max(known, number), max(last, number)
+        for event in chosen(new, filters, 1):
             row = json.dumps(event.asdict()) if as_json else "  ".join(_row("events", event))
             click.echo(printable(row))
 

@@ -6,6 +6,7 @@ is started for the time, as ``init()`` of a driver outside of the cluster does i
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _PATIENCE = 5.0
 #: Seconds in which a head that was killed is usually back.
 _RESTART = 3.0
+#: Rows of a listing that wait for who watches it; of more, the latest stay.
+_MOST_ROWS = 1000
 
 
 class Page(NamedTuple):
@@ -67,26 +70,31 @@ class CommandConnection:
         listing: list[dict[str, Any]] = self.ask("state", what)
         return listing
 
-    def watch(self, listing: str) -> Iterator[list[dict[str, Any]]]:
+    def watch(self, listing: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of a listing, and then those that are new or other, as the head tells.
 
         Raises:
             ConnectionError: This machine's node has ended, as after its cluster.
+            ValueError: There is no such listing, or too many processes watch this cluster.
         """
-        pushed: queue.SimpleQueue[tuple[dict[str, Any], list[str]] | None] = queue.SimpleQueue()
-        with self.attached(on_lost=lambda: pushed.put(None)) as attachment:
+        pushed: queue.Queue[dict[str, Any] | ConnectionError] = queue.Queue()
+        pushed.queue = collections.deque(maxlen=_MOST_ROWS)
+        lost = ConnectionError(f"The cluster at {self.address} has ended, or its node here has.")
 
-            def begin() -> None:
-                attachment.link.head_notice("watch", [listing])
+        def take(_listing: str, data: bytes) -> None:
+            changed, _ = marshal.loads(data)
+            for row in changed.values():
+                pushed.put(row)
 
-            topics = attachment.runtime.on_topic
-            topics["rows"] = lambda _listing, data: pushed.put(marshal.loads(data))
-            topics["head_back"] = begin  # the new head does not know who watches
-            begin()
-            while (told := pushed.get()) is not None:
-                changed, _ = told
-                yield [*changed.values()]
-        raise ConnectionError(f"The cluster at {self.address} has ended, or its node here has.")
+        with self.attached(on_lost=lambda: pushed.put(lost)) as attachment:
+            link, topics = attachment.link, attachment.runtime.on_topic
+            topics["rows"] = take
+            # The new head does not know who watches.
+            topics["head_back"] = lambda: link.head_notice("watch", [listing])
+            link.head_request("watch", [listing])
+            while isinstance(told := pushed.get(), dict):
+                yield told
+        raise told
 
     def drain(self, prefix: str, *, undo: bool) -> str:
         """Place nothing new on a node, or again; returns its id.

@@ -18,6 +18,7 @@ from miniray.common.config import config
 from miniray.common.ids import new_id
 from miniray.exceptions import MinirayError
 from miniray.job_submission import job_details
+from miniray.messages.value import rebuild_error
 from miniray.util.state import KINDS
 from miniray.util.state_records import ActorState, NodeState
 from miniray.version import VERSION
@@ -148,7 +149,12 @@ class Topics:
     def _watch(self) -> None:
         """Have the head push the listings of the tables that there are."""
         listings = [each for each, (topic, _) in _LISTINGS.items() if topic in self._tables]
-        self.link.head_notice("watch", listings)
+        self.link.head_request_async("watch", (listings,), self._soon(self._on_watch))
+
+    def _on_watch(self, error: BaseException | bytes | None, *_: object) -> None:
+        """Tell viewers that the head refuses to push, or does so again."""
+        if error is not None or self._error:
+            self._tell_error("" if error is None else str(rebuild_error(error)))
 
     def _on_rows(self, listing: str, data: bytes) -> None:
         """Enter what the head has pushed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from forked_commands import run_forked
 from running_cluster import running_cluster
 
 import miniray
+from miniray.client.command_connection import connect_for_cli
 from miniray.system.session import find_clusters
 from miniray.util import state
 
@@ -288,6 +290,19 @@ def test_events_are_followed_by_number(tmp_path: Path) -> None:
     [event] = [each for each in later if "'news'" in each["message"]]
     assert event["message"].startswith("Talker 'news' runs on node ")
     assert event["custom_fields"]["actor_id"]
+
+
+def test_a_seventeenth_follower_is_told_that_sixteen_follow_already() -> None:
+    cluster = connect_for_cli(None, "--address", None)
+    with contextlib.ExitStack() as followers:
+        for _ in range(16):
+            rows = followers.enter_context(contextlib.closing(cluster.watch("node_states")))
+            assert next(rows)["state"] == "ALIVE"
+        refused = run("list", "events", "--follow", "--limit", "1")
+        assert (refused.returncode, refused.stdout.count("\n")) == (1, 5)
+        assert refused.stderr.endswith("Error: 16 processes watch this cluster, and no more may.\n")
+        with pytest.raises(ValueError, match="16 processes watch this cluster, and no"):
+            next(cluster.watch("node_states"))
 
 
 def test_a_cluster_elsewhere_is_looked_at_with_its_address_and_token(command: CommandLine) -> None:

@@ -86,7 +86,7 @@ def test_names_in_followed_events_and_in_stacks_steer_no_terminal(
 ) -> None:
     event = {"event_id": 1, "time": 0.0, "severity": "INFO", "message": STEERS}
     event |= {"source_type": "ACTOR", "event_type": "died", "custom_fields": {}}
-    told = invoked(list_, lambda _: [], "events", "--follow", pushed=[[event]])
+    told = invoked(list_, lambda _: [], "events", "--follow", pushed=[event])
     assert "a\\x1b[2Jb" in told.output
     assert "\x1b" not in told.output
 
@@ -103,9 +103,21 @@ def test_an_event_that_is_pushed_again_by_a_new_head_is_printed_once() -> None:
         {**event, "event_id": number, "message": f"m{number}", "custom_fields": {}}
         for number in range(3)
     )
-    pushes = [[old], [first], [old, first, second]]
+    pushes = [old, first, old, first, second]
     told = invoked(list_, lambda _: [old], "events", "--follow", "--json", pushed=pushes)
     assert [told.output.count(f'"m{number}"') for number in range(3)] == [1, 1, 1]
+
+
+def test_how_many_events_are_left_out_is_said_where_they_are_missing() -> None:
+    event = {"time": 0.0, "severity": "INFO", "source_type": "NODE", "event_type": "joined"}
+    early, old, new, late = (
+        {**event, "event_id": number, "message": f"m{number}", "custom_fields": {}}
+        for number in (1, 5, 6, 9)
+    )
+    arguments = ("events", "--follow", "--filter", "event_id!=5")
+    told = invoked(list_, lambda _: [early, old], *arguments, pushed=[early, old, new, late])
+    assert told.stderr == "2 left out: events came faster than they were read.\n"
+    assert [told.stdout.count(f" m{number}") for number in (1, 5, 6, 9)] == [1, 0, 1, 1]
 
 
 def test_a_group_that_is_gone_is_on_no_node_and_waits_for_none() -> None:

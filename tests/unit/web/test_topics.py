@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray.web.tables import Table
@@ -34,3 +35,12 @@ def test_a_fault_in_what_makes_rows_is_logged_and_told_to_the_page(
         table = asyncio.run(ask())
     assert "KeyError('metrics')" in table.error
     assert "KeyError: 'metrics'" in caplog.text
+
+
+def test_a_page_that_may_not_watch_says_so_until_it_may() -> None:
+    topics, table = Topics.__new__(Topics), Table()
+    topics._tables, topics._error = {"nodes": table}, ""
+    topics._on_watch(pickle.dumps(ValueError("16 processes watch this cluster")), None, -1)
+    assert table.error == "16 processes watch this cluster"
+    topics._on_watch(None, None, -1)
+    assert table.error == ""
