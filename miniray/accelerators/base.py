@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from miniray.accelerators.host import Host
 
-#: Use of a device: values by (name of the metric without ``device_``, kind); only errors have a
-#: kind.
+#: Use of a device: values by (name of the metric without ``device_``, kind). Only errors have a
+#: kind, and ``info``, whose kind is the device's UUID.
 Use = dict[tuple[str, str], float]
 
 _TRUE = {"1", "true", "yes", "on"}

@@ -56,7 +56,7 @@ class NvidiaGPU(Family):
         listing = host.run(["nvidia-smi", query, "--format=csv,noheader,nounits"], timeout)
         for line in listing.splitlines():
             index, uuid, *told = (field.strip() for field in line.split(","))
-            found[index] = found[uuid] = numbers([*_USE.values()], told)
+            found[index] = found[uuid] = {("info", uuid): 1.0, **numbers([*_USE.values()], told)}
         return found
 
 

@@ -50,7 +50,7 @@ class ActorClient(Channel):
     takes_force = False
 
     def __post_init__(self) -> None:
-        self.finished = self._calls.ended.finished_methods
+        self.finished, _ = self._calls.ended.by_kind["ACTOR_TASK"]
         # Reentrant: a garbage collection may run user code, which may call, in any section.
         self._lock = threading.RLock()
         self.state = PENDING

@@ -204,33 +204,25 @@ class EndedCalls:
     """How many calls have ended, and how long they took, by name, for whoever looks."""
 
     def __init__(self) -> None:
-        #: Tasks; of actors ``Class.method``.
-        self.finished_tasks: Times = {}
-        self.finished_methods: Times = {}
-        self._failed_tasks: Times = {}
-        self._failed_methods: Times = {}
-
-    def failed(self, call: Call) -> None:
-        """Count a call that has an error; how long that took is not told."""
-        is_task = isinstance(call.target, bytes)
-        count(self._failed_tasks if is_task else self._failed_methods, call.name)
-
-    def by_kind(self) -> dict[str, tuple[Times, Times]]:
-        """Return finished and failed ones by name, by Ray's word for their kind."""
-        return {
-            "NORMAL_TASK": (dict(self.finished_tasks), dict(self._failed_tasks)),
-            "ACTOR_TASK": (dict(self.finished_methods), dict(self._failed_methods)),
+        #: Finished and failed ones by name (of actors ``Class.method``), by Ray's word for a kind.
+        self.by_kind: dict[str, tuple[Times, Times]] = {
+            kind: ({}, {}) for kind in ("NORMAL_TASK", "ACTOR_TASK")
         }
+
+    def failed(self, call: Call, seconds: float) -> None:
+        """Count a call that has an error."""
+        _, failed = self.by_kind["NORMAL_TASK" if isinstance(call.target, bytes) else "ACTOR_TASK"]
+        count(failed, call.name, seconds)
 
     def told(self) -> dict[str, list[dict[str, int]]]:
         """Return how many there were, as ``by_kind``."""
         return {
-            kind: [{name: how_many(times) for name, times in each.items()} for each in ended]
-            for kind, ended in self.by_kind().items()
+            kind: [{name: how_many(times) for name, times in [*each.items()]} for each in ended]
+            for kind, ended in self.by_kind.items()
         }
 
 
-def count(counts: Times, name: str, seconds: float = 0.0) -> None:
+def count(counts: Times, name: str, seconds: float) -> None:
     """Add one; when there are too many names, the oldest is folded into ``OTHERS``."""
     if name not in counts:
         if len(counts) >= _MAX_NAMES:

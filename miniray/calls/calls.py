@@ -255,7 +255,7 @@ class CallTable:
                 self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
             self._end(call)
         elif failure is not None:
-            self.fail_value(call, failure)
+            self.fail_value(call, failure, seconds)
         elif status == p.STATUS_LOST:
             self._arguments_lost(call, values)
         else:
@@ -452,11 +452,11 @@ class CallTable:
         """End a call with an error of the runtime, if it has not ended."""
         self.fail_value(call, error_value(error))
 
-    def fail_value(self, call: Call, value: Value) -> None:
-        """End a call with an error value, if it has not ended."""
+    def fail_value(self, call: Call, value: Value, seconds: float = 0.0) -> None:
+        """End a call with an error value, if it has not ended; it has run for ``seconds``."""
         if call.number not in self.open:
             return
-        self.ended.failed(call)
+        self.ended.failed(call, seconds)
         told = not call.cancelled or call.stream is not None
         if not told and not isinstance(_cause_of(value), TaskCancelledError):
             value = error_value(TaskCancelledError(call.name))

@@ -55,7 +55,7 @@ class TaskClient(Channel):
     _clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.finished = self._calls.ended.finished_tasks
+        self.finished, _ = self._calls.ended.by_kind["NORMAL_TASK"]
         self._lock = threading.RLock()
         self._numbers = itertools.count(1).__next__
         self._groups: dict[Any, TaskGroup] = {}

@@ -68,11 +68,13 @@ class CallReports:
         """
         found = Series()
         found.add(COUNTED.rows())
-        for kind, ended in self.calls.ended.by_kind().items():
+        for kind, ended in self.calls.ended.by_kind.items():
             for outcome, by_name in zip(("finished", "failed"), ended, strict=True):
-                for name, times in by_name.items():
+                for name, times in [*by_name.items()]:
                     ends, lasts, tags = _ended_metrics(kind, short_name(name))
                     found.count(ends, (*tags, ("outcome", outcome)), how_many(times))
+                    if kind == "ACTOR_TASK":
+                        found.count("actor_busy_seconds_total", tags[:1], times[-1])
                     if outcome == "finished":
                         found.add([("histogram", lasts, "", SECONDS, tags, times)])
         return found.rows()

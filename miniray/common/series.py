@@ -40,11 +40,6 @@ def took(values: list[float], value: float, boundaries: tuple[float, ...] = SECO
     values[-1] += value
 
 
-def add(values: list[float], by: float = 1.0) -> None:
-    """Add to the values of a counter."""
-    values[0] += by
-
-
 def how_many(values: list[float]) -> int:
     """Return how many values a histogram has counted."""
     return int(sum(values[:-1]))

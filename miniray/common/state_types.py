@@ -102,6 +102,8 @@ class Why(TypedDict):
 
     #: A sentence: which resource, on which node, how much is missing.
     reason: str
+    #: The same in a word, as ``ReasonKind`` (head/scheduling/reasons.py) has them.
+    cause: str
     #: No node of the cluster could ever serve it.
     infeasible: bool
     #: The node where least is missing, and of which resource; "" if there is no such node.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import head_pb2
 from miniray.common.config import config
 from miniray.common.names import format_bytes
-from miniray.common.series import COUNTED, add
+from miniray.common.series import COUNTED
 from miniray.exceptions import MinirayError
 from miniray.head.cluster import ClusterDirectories, HeadIdentity
 from miniray.head.directories.clients import AttachedProcess, ProcessExit
@@ -62,7 +62,7 @@ class Requests:
         try:
             arguments = tuple(plain.loads(request.body))
             handler = self._handler(method)
-            add(self._counts[method])
+            self._counts[method][0] += 1
             arguments = self._arguments_of(method, handler).check(arguments)
             if method in self._later:
                 handler((who, number), *arguments)

@@ -261,12 +261,15 @@ class ClusterState:
 
     def _list_head(self) -> list[dict[str, Any]]:
         """Return one row: when this head was started, those before it, its nodes, its counts."""
-        cluster = self._cluster
+        cluster, grants = self._cluster, self._cluster.grants
+        nodes = [each for each in cluster.nodes if not each.drivers_only]
         return [
             {
                 "started": cluster.started,
                 "restarts": cluster.identity.epoch - 1,
                 "sessions": len(tuple(cluster.nodes)),
+                "heartbeat_ages": {each.name: cluster.silence_of(each) for each in nodes},
+                "waiting": len(grants.waiting) + len(grants.waiting_groups),
                 "counted": COUNTED.rows(),
             }
         ]

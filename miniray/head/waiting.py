@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.amounts import from_units
 from miniray.common.state_types import PendingDemand, Why
 from miniray.head.scheduling.bundles import GroupStatus
+from miniray.head.scheduling.reasons import Reason, ReasonKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from miniray.head.directories.actor_table import Actor
     from miniray.head.directories.grants import Request
     from miniray.head.directories.placement_groups import PlacementGroupEntry
-    from miniray.head.scheduling.reasons import Reason
 
 #: Shapes that are explained; explaining looks at every node.
 _MAX_SHAPES = 200
@@ -138,10 +138,10 @@ class WaitingDemands:
 
 
 def _why(reason: Reason | None) -> Why:
-    if reason is None:  # it was granted a moment ago
-        return Why(reason="", infeasible=False, node_id="", resource="", needed=0.0, available=0.0)
+    reason = reason or Reason(ReasonKind.QUEUED)  # it was granted a moment ago
     return Why(
         reason=reason.sentence(),
+        cause=reason.kind.value,
         infeasible=reason.infeasible,
         node_id=reason.node_id,
         resource=reason.resource,

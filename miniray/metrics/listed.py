@@ -24,8 +24,6 @@ _KINDS = ("actor", "job", "placement_group", "task")
 _MOST_SERIES, _MOST_RUNS, _MOST = 1000, 100, 50
 #: Seconds in which processes have to tell which of their calls are open.
 _PATIENCE = 0.5
-#: The label that says of which kind the accelerators of a node are.
-_MODEL = "miniray.io/accelerator-type"
 
 
 def samples(cluster: ClusterSource, answering: Iterable[str]) -> Iterator[Sample]:
@@ -46,21 +44,17 @@ def samples(cluster: ClusterSource, answering: Iterable[str]) -> Iterator[Sample
 
 def _values(cluster: ClusterSource, answering: set[str]) -> Iterator[Sample]:
     """Yield what each row adds to the series of its labels."""
-    models = {}
     for node in cluster.listing("node_states"):
         of = {"node": node["node_id"]}
-        models[node["node_id"]] = node["labels"].get(_MODEL, "")
         about = {"host": node["hostname"], "address": node["address"]}
         yield "node_info", of | about | {"version": VERSION, "head": node["is_head"]}, 1
         yield "node_up", of, node["node_id"] in answering
         yield "node_state", of | {"state": node["state"]}, 1
-        yield "node_silent_seconds", of, node["silent"]
         for resource, amount in node["total"].items():
             yield "resource_total", of | {"resource": resource}, amount
             yield "resource_used", of | {"resource": resource}, node["used"].get(resource, 0.0)
     for device in cluster.listing("devices"):
         of = {"node": device["node_id"], "resource": device["resource"], "device": device["device"]}
-        yield "device_info", of | {"model": models.get(device["node_id"], "")}, 1
         yield "device_granted_ratio", of, sum(each["share"] for each in device["held"])
         yield "device_quarantined", of, bool(device["quarantined"])
     for actor in cluster.listing("actors"):
@@ -78,6 +72,9 @@ def _values(cluster: ClusterSource, answering: set[str]) -> Iterator[Sample]:
         yield "head_start_time_seconds", {}, head["started"]
         yield "head_restarts_total", {}, head["restarts"]
         yield "head_sessions", {}, head["sessions"]
+        yield "head_demands_waiting", {}, head["waiting"]
+        for node_id, age in head["heartbeat_ages"].items():
+            yield "node_heartbeat_age_seconds", {"node": node_id}, age
     yield from _waiting(cluster.listing("pending"))
     yield from _calls(cluster)
     yield from _runs(cluster.listing("runs"))
@@ -87,13 +84,12 @@ def _waiting(pending: list[Row]) -> Iterator[Sample]:
     """Yield what waits by kind, kinds without any included."""
     now = time.time()
     for kind in _KINDS:
-        for infeasible in (False, True):
-            yield "pending_demands", {"kind": kind, "infeasible": infeasible}, 0
+        yield "pending_demands", {"kind": kind, "infeasible": False, "reason": ""}, 0
         oldest = min((each["since"] for each in pending if each["kind"] == kind), default=now)
         yield "pending_oldest_seconds", {"kind": kind}, max(0.0, now - oldest)
     for demand in pending:
         of = {"kind": demand["kind"], "infeasible": demand["infeasible"]}
-        yield "pending_demands", of, demand["count"]
+        yield "pending_demands", of | {"reason": demand["cause"]}, demand["count"]
         for shape in demand["shape"]:
             for name, amount in shape.items():
                 yield "resource_waiting", {"resource": name}, amount * demand["count"]
@@ -132,6 +128,7 @@ def _runs(runs: list[Row]) -> Iterator[Sample]:
         yield "train_reports_total", of, run["reports"]
         yield "train_attempts_total", of, run["attempts"]
         yield "train_checkpoints", of, run["checkpoints"]
+        yield "train_productive_ratio", of, run["productive_ratio"]
         numbers = [each for each in run["metrics"].items() if isinstance(each[1], (int, float))]
         for metric, value in numbers[:_MOST]:
             yield "train_metric", of | {"metric": metric}, value

@@ -94,8 +94,9 @@ class NodeDaemon:
         )
         self._traffic = Traffic(self.node_id, clients, relay, objects.adopted, names, pace)
         devices = DeviceUse(node.accelerators, this_host())
-        folder = str(node.session_dir)
-        self._metrics = NodeMetrics(clients, questions, folder, self._figures, devices)
+        self._metrics = NodeMetrics(
+            clients, questions, str(node.session_dir), self._figures, devices, names.work_of
+        )
         self.web = WebDoor(node, clients, pool.fork_helper, page_opened)
         WorkerNotices(clients, pool, to_head)
         self._outputs = OutputRouter(self.node_id, clients, relay, questions, pool.read_output)
@@ -139,6 +140,8 @@ class NodeDaemon:
         }
 
     def gone(self, client: Client, refused: str) -> None:
+        if not client.is_command:
+            self._metrics.count_cpu(client)
         if client.is_driver or client.is_command:
             if client.is_driver:
                 self._pool.end_job(client.job_id)

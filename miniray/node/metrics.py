@@ -53,6 +53,8 @@ def open_files(pid: int) -> int:
 #: Seconds between two points of the last hour, and how many points it has.
 INTERVAL = 10
 _POINTS = 360
+#: The label that says of which kind the accelerators of a node are.
+_MODEL = "miniray.io/accelerator-type"
 #: Seconds that processes may take to tell what they have counted, and a driver's tool its use.
 _SOON, _TOOL_TIMEOUT = 0.5, 1.5
 
@@ -65,6 +67,13 @@ class DeviceUse:
 
     def __init__(self, accelerators: NodeAccelerators, host: Host) -> None:
         self._host = host
+        #: What is told of each device although nobody asks its driver.
+        model = accelerators.labels.get(_MODEL, "")
+        self.infos = {
+            (resource, id): {"resource": resource, "device": id, "model": model, "uuid": ""}
+            for resource, group in accelerators.devices.items()
+            for id in group.ids
+        }
         known = {family.name: family for family in FAMILIES}
         #: By resource: its family, and the ids of its devices.
         self._groups = {
@@ -87,6 +96,9 @@ class DeviceUse:
             for id in ids:
                 labels = {"resource": resource, "device": id}
                 for (name, kind), value in use.get(id, {}).items():
+                    if name == "info":
+                        self.infos[resource, id]["uuid"] = kind
+                        continue
                     yield f"device_{name}", labels | ({"kind": kind} if kind else {}), value
 
 
@@ -101,11 +113,15 @@ class NodeMetrics:
     #: Returns what other parts of the daemon count, to any thread.
     _figures: Callable[[], Iterable[Sample]]
     _devices: DeviceUse
+    #: Returns the class or the function that a process runs, by its id.
+    _work_of: Callable[[bytes], str]
 
     def __post_init__(self) -> None:
         #: What the living have told, and the sums of those that have ended.
         self._told: dict[bytes, Series] = {}
         self._ended = Series()
+        #: CPU time of the living that is counted.
+        self._cpu_seconds: dict[bytes, float] = {}
         #: Of the last hour: the number of each point, and its figures.
         self._points: collections.deque[tuple[int, dict[str, float | None]]] = collections.deque(
             maxlen=_POINTS
@@ -125,8 +141,10 @@ class NodeMetrics:
         clients = [each for each in self._clients.clients.values() if not each.is_command]
         told = await self._questions.ask_processes(clients, "metrics", (), _SOON)
         for client, (_, rows, missing) in zip(clients, told, strict=True):
-            if not missing and client.process_id in self._clients.clients:  # else it has ended
-                self._take(client, rows)
+            if client.process_id in self._clients.clients:  # else it has ended
+                self.count_cpu(client)
+                if not missing:
+                    self._take(client, rows)
         found = await asyncio.to_thread(lambda: [*self._figures(), *self._sample()])
         total = Series()
         for each in (COUNTED, self._ended, *self._told.values()):
@@ -153,8 +171,17 @@ class NodeMetrics:
 
     def ended(self, process_id: bytes) -> None:
         """Keep what a process counted; its gauges go."""
+        self._cpu_seconds.pop(process_id, None)
         told = self._told.pop(process_id, Series())
         self._ended.add(row for row in told.rows() if row[0] != "gauge")
+
+    def count_cpu(self, client: Client) -> None:
+        """Add the CPU time that a process has used since this was done last, or before it ends."""
+        known, (now, _) = self._cpu_seconds.get(client.process_id, 0.0), of_process(client.pid)
+        if now > known:  # else it is gone
+            self._cpu_seconds[client.process_id] = now
+            tags = (("role", client.role), ("name", self._work_of(client.process_id)))
+            COUNTED.count("process_cpu_seconds_total", tags, now - known)
 
     # --- the machine -----------------------------------------------------------------
     def _sample(self) -> Iterator[Sample]:
@@ -175,21 +202,22 @@ class NodeMetrics:
         received, sent = _network()
         yield "node_network_receive_bytes_total", {}, received
         yield "node_network_transmit_bytes_total", {}, sent
-        by_role: dict[str, list[tuple[float, int, int]]] = {}
-        for role, pid in self._processes():
-            by_role.setdefault(role, []).append((*of_process(pid), open_files(pid)))
-        for role, uses in by_role.items():
-            seconds, memory, files = map(sum, zip(*uses, strict=True))
-            yield "processes", {"role": role}, len(uses)
-            yield "process_memory_bytes", {"role": role}, memory
-            yield "process_cpu_seconds", {"role": role}, seconds
-            yield "process_open_fds", {"role": role}, files
+        sums: collections.Counter[tuple[str, str, str]] = collections.Counter()
+        for role, name, pid in self._processes():
+            sums["processes", role, ""] += 1
+            sums["process_open_fds", role, ""] += open_files(pid)
+            sums["process_memory_bytes", role, name] += of_process(pid)[1]
+        for (metric, role, name), value in sums.items():
+            yield metric, {"role": role} | ({"name": name} if name else {}), value
+        yield "process_cpu_seconds_total", {"role": "daemon", "name": ""}, time.process_time()
         yield from self._devices.sample()
+        yield from (("device_info", labels, 1) for labels in self._devices.infos.values())
 
-    def _processes(self) -> list[tuple[str, int]]:
-        """Return role and pid of this daemon and its processes."""
+    def _processes(self) -> list[tuple[str, str, int]]:
+        """Return role, work and pid of this daemon and its processes."""
         clients = [each for each in list(self._clients.clients.values()) if not each.is_command]
-        return [("daemon", os.getpid()), *((each.role, each.pid) for each in clients)]
+        known = [(each.role, self._work_of(each.process_id), each.pid) for each in clients]
+        return [("daemon", "", os.getpid()), *known]
 
     def _usage(self) -> dict[str, Any]:
         """Return what the machine and its devices use."""
@@ -228,7 +256,7 @@ class NodeMetrics:
         before, now = self._before, _counts()
         self._before = now
         used, limit = _memory()
-        workers = [of_process(pid) for role, pid in self._processes() if role == "worker"]
+        workers = [of_process(pid) for role, _, pid in self._processes() if role == "worker"]
         point = {
             "load": os.getloadavg()[0],
             "memory": used / limit if limit else None,

@@ -95,6 +95,10 @@ class Slow:
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def sleeps_badly(self, seconds: float) -> None:
+        time.sleep(seconds)
+        time.sleep(-1)
+
     def pid(self) -> int:
         return os.getpid()
 
@@ -146,6 +150,9 @@ def test_prometheus_own_parser_reads_it_and_names_keep_the_conventions(
     assert values(cluster, "miniray_node_up") == [1.0, 1.0]
     assert values(cluster, "miniray_resource_total", resource="far") == [2.0]
     assert values(cluster, "miniray_device_granted_ratio", resource="GPU") == [0.0]
+    assert values(cluster, "miniray_device_info", resource="GPU", device="0", uuid="") == [1.0]
+    ages = values(cluster, "miniray_node_heartbeat_age_seconds")
+    assert (len(ages), 0 <= min(ages) <= max(ages) < 60) == (2, True)
     assert min(values(cluster, "miniray_node_memory_used_bytes")) > 1 << 20
     assert sum(values(cluster, "miniray_processes", role="daemon")) == 2
     assert min(values(cluster, "miniray_process_open_fds", role="daemon")) > 3
@@ -206,6 +213,64 @@ def test_how_long_calls_take_is_told_by_method_and_by_function(cluster: CommandC
     method = {"class": "Slow", "method": "sleeps"}
     assert sum(values(cluster, "miniray_actor_call_seconds_sum", **method)) >= 0.02
     assert sum(values(cluster, "miniray_task_seconds_sum", function="sleeps")) >= 0.02
+
+
+def test_for_how_long_actors_were_busy_is_told_by_class(cluster: CommandConnection) -> None:
+    before = sum(values(cluster, "miniray_actor_busy_seconds_total", **{"class": "Slow"}))
+    slow = Slow.remote()
+    miniray.get(slow.sleeps.remote(0.25))
+    with pytest.raises(ValueError, match="non-negative"):
+        miniray.get(slow.sleeps_badly.remote(0.25))
+
+    def busy() -> float:
+        return (
+            sum(values(cluster, "miniray_actor_busy_seconds_total", **{"class": "Slow"})) - before
+        )
+
+    wait_until(lambda: busy() >= 0.5)
+
+
+def test_cpu_time_is_counted_by_what_ran_and_stays_when_it_has_ended(
+    cluster: CommandConnection,
+) -> None:
+    @miniray.remote
+    class Burns:
+        def burn(self, seconds: float) -> None:
+            while time.process_time() < seconds:
+                pass
+
+    def burnt() -> float:
+        what = {"role": "worker", "name": "Burns"}
+        return sum(values(cluster, "miniray_process_cpu_seconds_total", **what))
+
+    actor = Burns.remote()
+    miniray.get(actor.burn.remote(0.3))
+    used = burnt()
+    assert used > 0.25
+    assert values(cluster, "miniray_process_memory_bytes", role="worker", name="Burns")[0] > 1 << 20
+    miniray.get(actor.burn.remote(0.6))
+    miniray.kill(actor)
+    wait_until(lambda: not values(cluster, "miniray_actors", **{"class": "Burns"}, state="ALIVE"))
+    assert burnt() >= used
+    assert min(values(cluster, "miniray_process_cpu_seconds_total", role="daemon")) > 0
+
+
+def test_what_waits_for_resources_is_told_with_a_word_that_says_why(
+    cluster: CommandConnection,
+) -> None:
+    demands = [works.options(resources={"far": amount}).remote() for amount in (3, 5)]
+    demands += [works.options(resources={"nowhere": 1}).remote()]
+    for reason, count in (("too_large", 2.0), ("absent", 1.0)):
+        told = {"kind": "task", "infeasible": "true", "reason": reason}
+        wait_until(
+            lambda told=told, count=count: (
+                sum(values(cluster, "miniray_pending_demands", **told)) == count
+            )
+        )
+    assert values(cluster, "miniray_head_demands_waiting")[0] >= 3
+    for ref in demands:
+        miniray.cancel(ref)
+    wait_until(lambda: values(cluster, "miniray_head_demands_waiting") == [0.0])
 
 
 def test_starts_restarts_and_ends_of_actors_are_counted_and_timed(

@@ -177,6 +177,10 @@ def test_a_runs_checkpoints_are_in_the_metrics_after_its_end_if_nobody_has_read_
     fit(loop, {"folder": str(tmp_path)}, 1, name="unread")
     counted = 'miniray_train_checkpoints_total{node="[^"]*",run="unread",outcome="complete"} 2'
     wait_until(lambda: re.search(counted, text(current_runtime().head)))
+    told = text(current_runtime().head)
+    for phase in ("upload", "commit"):
+        assert re.search(f'checkpoint_seconds_count{{.*run="unread",phase="{phase}"}} 2', told)
+    assert re.search(r'train_productive_ratio{run="unread"} 0\.\d', told)
 
 
 def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(

@@ -119,6 +119,7 @@ class RunBoard:
             "metrics": dict([*shown_row(history.newest)["metrics"].items()][:MAX_LISTED]),
             "checkpoints": len(self.recorder.checkpoints),
             "workers": attempt.world_size if attempt is not None else 0,
+            "productive_ratio": self.facts.productive_ratio(),
         }
         key = f"{self.facts.started:017.6f}-{self.spec.run_id}"
         self._runtime.head.tell("kv_put", TRAIN_RUNS, key, json.dumps(row).encode())

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.common.series import COUNTED
@@ -255,6 +256,7 @@ class TrainController:
             checkpoint=self._recorder.latest_checkpoint,
         )
         self._attempt.begin()
+        self._facts.since = time.time()
         self._growth.begin(self._group)
         outcomes = self._group.run(loop[0], setup, carrier)
         ranks = (self._watch(rank, each) for rank, each in enumerate(outcomes))
@@ -355,9 +357,10 @@ class TrainController:
                 self._feed.note(note)
             self._run_board.reported()
             self._attempt.recorded(steps[-1].index)
-            saved = any(step.uploads for step in steps)
-            if saved and self._attempt.can_resize and self._growth.at_checkpoint():
-                self._attempt.over.set()
+            if any(step.uploads for step in steps):
+                self._facts.keep()
+                if self._attempt.can_resize and self._growth.at_checkpoint():
+                    self._attempt.over.set()
             for _ in steps:
                 self._steps.task_done()
 

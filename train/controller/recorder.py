@@ -243,10 +243,12 @@ class RunRecorder:
         self.storage.require_owner(self.token)
         begun = self._begun.pop(name, None)
         seconds = 0.0 if begun is None else round(time.monotonic() - begun, 3)
+        began = time.monotonic()
         record = self.storage.commit(number, step.uploads, step.metrics, seconds)
         COUNTED.count("train_checkpoints_total", (*self._tags, ("outcome", "complete")))
         COUNTED.count("train_checkpoint_bytes_total", self._tags, record.size)
-        COUNTED.took("train_checkpoint_seconds", seconds, self._tags)
+        for phase, took in (("upload", seconds), ("commit", time.monotonic() - began)):
+            COUNTED.took("train_checkpoint_seconds", took, (*self._tags, ("phase", phase)))
         for surplus in self._book.add(record):
             self._tidy(self.storage.delete, surplus.name)
         return self.storage.checkpoint(name)

@@ -101,6 +101,8 @@ class RunFacts:
         worker_failures: How many of them failed after their train loops had begun.
         start_failures: How many starts were lost.
         lost_in_a_row: How many starts were lost one after the other by now.
+        kept: Seconds in train loops whose work is in a checkpoint, or was the end of the run.
+        since: When the work begins that is not kept yet, by time.time().
         started: When the run began, by time.time().
         history: The attempts, oldest first.
     """
@@ -112,6 +114,8 @@ class RunFacts:
     worker_failures: int = 0
     start_failures: int = 0
     lost_in_a_row: int = 0
+    kept: float = 0.0
+    since: float = 0.0
     started: float = dataclasses.field(default_factory=time.time)
     history: list[AttemptFacts] = dataclasses.field(default_factory=list)
 
@@ -127,6 +131,17 @@ class RunFacts:
         if last is not None and last.ended is None:
             last.ended, last.state, last.logs = time.time(), state, logs
             last.reason = reason[:MAX_REASON]
+            if state == "FINISHED":
+                self.keep()
+
+    def keep(self) -> None:
+        """Count the time in train loops until now: a failure loses nothing of it any more."""
+        now = time.time()
+        self.kept, self.since = self.kept + now - self.since, now
+
+    def productive_ratio(self) -> float:
+        """Return for which part of its time the run was in train loops whose work is kept."""
+        return self.kept / max(time.time() - self.started, 1e-9)
 
     def count_failure(self, *, at_start: bool) -> None:
         if at_start:

@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray._proto import node_pb2
-from miniray.common.series import COUNTED, add
+from miniray.common.series import COUNTED
 from miniray.messages import plain
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Outbox:
 
     def rewind(self) -> None:
         """Queue the messages again that a broken stream may have lost."""
-        add(self._resent, len(self._sent))
+        self._resent[0] += len(self._sent)
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self._count()
@@ -198,8 +198,8 @@ class Outbox:
             batch.append(message)
             self._sent.append(sent)
         packed = pack(batch)
-        add(self._messages, len(batch))
-        add(self._bytes, len(packed))
+        self._messages[0] += len(batch)
+        self._bytes[0] += len(packed)
         return node_pb2.RelayBatch(messages=packed, first=first, outbox=self.id)
 
     async def drain_to(

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from miniray.common.names import short_name
 from miniray.exceptions import describe_exit
 from miniray.system.machine import memory_limit
 
@@ -65,7 +66,7 @@ class ProcessNames:
     def work_of(self, process_id: bytes) -> str:
         """Return the class of a worker's actor, or its task; empty if it has none."""
         worker = self._pool.workers.get(process_id)
-        return worker.name if worker is not None and worker.lease is not None else ""
+        return short_name(worker.name) if worker is not None and worker.lease is not None else ""
 
     def of(self, process_id: bytes) -> str:
         """Name a process: ``driver (pid 7)``, ``Keeper (pid 8)``, or that it is of another node."""

@@ -55,6 +55,18 @@ def test_use_and_memory_are_told_of_each_device_that_the_driver_knows(machine: F
     ]
 
 
+def test_devices_have_a_model_and_a_uuid_once_the_driver_has_told_it(machine: FakeMachine) -> None:
+    use = use_on(machine)
+    first, second = ({"resource": "GPU", "device": id, "model": "H100"} for id in "01")
+    assert list(use.infos.values()) == [first | {"uuid": ""}, second | {"uuid": ""}]
+    machine.tools["nvidia-smi"] = TOLD
+    list(use.sample())
+    assert list(use.infos.values()) == [
+        first | {"uuid": "GPU-9221d5d1-b60b-a624-bf14-0a1819cfda3b"},
+        second | {"uuid": "GPU-1c9ac9a1-0d1f-2a3b-4c5d-0a1819cfda3b"},
+    ]
+
+
 def test_devices_that_are_named_by_uuid_keep_their_names(machine: FakeMachine) -> None:
     machine.tools["nvidia-smi"] = TOLD
     machine.environ["CUDA_VISIBLE_DEVICES"] = "GPU-9221d5d1-b60b-a624-bf14-0a1819cfda3b"

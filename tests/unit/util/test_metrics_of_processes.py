@@ -128,7 +128,7 @@ def test_labels_are_such_as_the_format_allows_and_hide_none_of_miniray() -> None
         def listing(self, what: str) -> list[Any]:
             node = dict.fromkeys(("hostname", "address", "state"), "")
             empty: dict[str, float] = {}
-            row = {**node, "node_id": "ab", "silent": 0.0, "total": empty, "used": empty}
+            row = {**node, "node_id": "ab", "total": empty, "used": empty}
             row |= {"labels": {}, "is_head": True}
             return [row] if what == "node_states" else []
 
