@@ -19,6 +19,7 @@ from miniray.common.state_types import ALIVE, DEAD, PENDING
 from miniray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    DeathCause,
     MinirayError,
     PendingCallsLimitExceededError,
     TaskCancelledError,
@@ -272,7 +273,10 @@ class ActorClient(Channel):
     def _requeue(self, why: str = "its process {} while {} was in flight, and it restarts") -> None:
         """Queue the calls of unknown fate that may be repeated before all others; fail the rest."""
         died = self._cause() if self._cause is not None else None
-        ended = describe_exit(died.exit_code if isinstance(died, ActorDiedError) else None)
+        ended = "ended"
+        if isinstance(died, ActorDiedError):
+            by_itself = died.cause is DeathCause.EXITED
+            ended = describe_exit(died.exit_code, hint=by_itself and not died.detail)
         again = []
         for call in self._lost:
             call.peer = None

@@ -14,6 +14,7 @@ from miniray.common.state_types import ALIVE, DEAD, RESTARTING
 from miniray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    DeathCause,
     PendingCallsLimitExceededError,
     TaskCancelledError,
 )
@@ -50,7 +51,7 @@ class Fixture:
         return self.me.peers.get(NODE, process)
 
     def restarting(self) -> None:
-        died = functools.partial(ActorDiedError, exit_code=7)
+        died = functools.partial(ActorDiedError, DeathCause.EXITED, exit_code=7)
         self.client.on_state(RESTARTING, b"", b"", 0, died)
 
     def dead(self, *, at_once: bool = False) -> None:
