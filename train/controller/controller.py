@@ -236,6 +236,9 @@ class TrainController:
                 self._attempt.fail(rank, failure)
             return await self._judge_failure(at_start=error.lost)
         self._run_board.watch(self._attempt, group.infos)
+        nodes = len({info.node_id for info in group.infos})
+        told = (self._attempt.number, spec.name, group.size, nodes)
+        logger.info("attempt %d of run %s has started: workers %d, nodes %d", *told)
         self._facts.count_start()
         await self._note_size(group.size)
         return RunState.RUNNING
@@ -410,6 +413,8 @@ class TrainController:
         if group is not None:
             await group.stop(graceful=graceful)
             state, reason = _ENDED.get(self._state, ("FAILED", self._message))
+            why = reason.partition("\n")[0]
+            logger.info("the attempt has ended: %s", f"{state}. {why}" if why else state)
             self._facts.end_attempt(state, reason, self._logs.keep(group.infos))
 
     async def _finish(self) -> RunOutcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 from controller_helpers import FakeGroup, return_at_once, run
@@ -25,6 +26,22 @@ def test_a_resumed_run_that_reports_nothing_has_the_metrics_of_before(start):
 
     run(start(), loop)
     assert run(start(), silent).metrics == {"loss": 0.5}
+
+
+def test_the_log_of_a_controller_says_how_each_attempt_ended(start, caplog):
+    caplog.set_level(logging.INFO, "miniray.train.controller.controller")
+
+    async def loop(rank):
+        if len(controller.groups) == 1:
+            raise ValueError("spoilt")
+
+    controller = start(max_failures=1)
+    run(controller, loop)
+    first, failed, second, finished = caplog.messages
+    assert first.startswith("attempt 1 of run run has started: workers 2")
+    assert failed == "the attempt has ended: FAILED. [Ranks 0 and 1] ValueError: spoilt"
+    assert second.startswith("attempt 2 ")
+    assert finished == "the attempt has ended: FINISHED"
 
 
 def test_metrics_that_only_rank_0_has_reported_outlast_a_failure(start, tmp_path):
