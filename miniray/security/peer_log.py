@@ -22,6 +22,8 @@ _OTHERS = "one of many further addresses"
 _SAMPLE, _MANY = 0.5, 64
 #: The part of the files a process may have open above which nobody else may get in soon.
 _NEARLY_ALL = 0.9
+#: What happens to a connection of which no other line follows.
+_NEEDS = "without the cluster's secret it gets no further"
 #: The state of a listening socket.
 _LISTEN = "0A"
 
@@ -92,7 +94,7 @@ class Arrivals:
         except OSError:  # there is no descriptor left to look with
             return
         for host, _ in there - self._known:
-            self._log.add(host, f"connected to port {self.port}")
+            self._log.add(host, f"connected to port {self.port}; {_NEEDS}")
         self._known = there
 
 

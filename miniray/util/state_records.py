@@ -289,8 +289,9 @@ class PendingDemandState(State):
     count: int
     #: Since when the oldest waits, in seconds since the epoch.
     since: float
-    #: Why, in a sentence.
+    #: Why, in a sentence and in a word, such as "busy".
     reason: str
+    cause: str
     #: No node of the cluster could ever serve it.
     infeasible: bool
     #: The node where least is missing, and what that is; empty if there is no such node.

@@ -291,8 +291,9 @@ def test_who_connects_is_logged_with_the_address(
             host, _, port = address.rpartition(":")
             for _ in range(2):  # gRPC does not tell of the first one
                 await asyncio.to_thread(_answer_to_a_stranger, host, int(port))
+            told = f"127.0.0.1 connected to port {port}; without the cluster's secret it gets no"
             assert [line for line in caplog.messages if line.startswith("127.0.0.1")] == [
-                f"127.0.0.1 connected to port {port}"
+                f"{told} further"
             ]
 
     run(test)
