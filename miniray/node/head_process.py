@@ -44,6 +44,7 @@ class HeadProcess:
         self._answer = -1
         self._ends: collections.deque[float] = collections.deque(maxlen=_MAX_ENDS)
         self._process: subprocess.Popen[bytes] | None = None
+        #: 0 once it is reaped.
         self.pid = 0
 
     # --- the first start ---------------------------------------------------------
@@ -145,12 +146,15 @@ class HeadProcess:
 
     def end(self, grace: float) -> None:
         """End the process if it runs, by SIGTERM if it exits within ``grace`` seconds then."""
+        pid, self.pid = self.pid, 0
+        if not pid:
+            return  # it was reaped, and its number may be another process's by now
         with contextlib.suppress(ProcessLookupError):
             if grace > 0:
-                os.kill(self.pid, signal.SIGTERM)
-            if not reap(self.pid, grace):
-                os.kill(self.pid, signal.SIGKILL)
-                reap(self.pid, None)
+                os.kill(pid, signal.SIGTERM)
+            if not reap(pid, grace):
+                os.kill(pid, signal.SIGKILL)
+                reap(pid, None)
         if self._process is not None:
             self._process.wait()  # it is reaped already; now its object knows
 

@@ -58,3 +58,15 @@ def test_heads_that_served_are_followed_at_once_but_not_for_ever(
     assert starts == [0] * 5
     with pytest.raises(BootError, match="5 heads have ended within 60 s"):
         asyncio.run(process.restart())
+
+
+def test_a_head_that_is_reaped_is_not_signalled_when_its_number_may_be_anothers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reaped: list[int] = []
+    monkeypatch.setattr(head_process, "reap", lambda pid, _timeout: reaped.append(pid) or True)
+    process = head_process.HeadProcess({}, tmp_path)
+    process.pid = 7
+    process.end(0)
+    process.end(0)
+    assert reaped == [7]
