@@ -272,7 +272,8 @@ class ActorClient(Channel):
 
     def _requeue(self, why: str = "its process {} while {} was in flight, and it restarts") -> None:
         """Queue the calls of unknown fate that may be repeated before all others; fail the rest."""
-        died = self._cause() if self._cause is not None else None
+        cause, self._cause = self._cause, None  # it is of no later end
+        died = cause() if cause is not None else None
         ended = "ended"
         if isinstance(died, ActorDiedError):
             by_itself = died.cause is DeathCause.EXITED
@@ -281,9 +282,7 @@ class ActorClient(Channel):
         for call in self._lost:
             call.peer = None
             if call.retries != 0 and not call.cancelled:
-                if call.retries > 0:
-                    call.retries -= 1
-                call.tries += 1
+                call.try_again()
                 again.append(call)
             else:
                 error = ActorUnavailableError(

@@ -10,6 +10,7 @@ from process_doubles import NODE, Caller, FakePeer, packed
 
 from miniray.calls.actor_client import ActorClient
 from miniray.common.object_ref import ObjectRef
+from miniray.common.series import COUNTED
 from miniray.common.state_types import ALIVE, DEAD, RESTARTING
 from miniray.exceptions import (
     ActorDiedError,
@@ -296,6 +297,28 @@ def test_calls_in_flight_wait_for_the_heads_word_when_the_connection_breaks(
     world.restarting()
     assert isinstance(error := world.error_of(safe), ActorUnavailableError)
     assert "It was tried 2 times (max_task_retries=1)." in str(error)
+
+
+def test_an_end_of_which_the_head_has_not_told_is_not_given_the_cause_of_an_earlier_one(
+    world: Fixture,
+) -> None:
+    world.lose(world.alive())
+    world.restarting()
+    peer = world.alive(epoch=1, process=b"process2")
+    call = world.call()
+    world.lose(peer)
+    world.alive(epoch=2, process=b"process3")  # by a new head, which missed the end
+    assert "its process ended while" in str(world.error_of(call))
+
+
+def test_a_call_that_is_sent_once_more_after_a_restart_counts_as_retried(world: Fixture) -> None:
+    counted = ("counter", "task_retries_total", "", ()), (("function", "Test.method"),)
+    before = COUNTED.values(*counted)[0]
+    peer = world.alive()
+    world.call(retries=1)
+    world.lose(peer)
+    world.restarting()
+    assert COUNTED.values(*counted)[0] == before + 1
 
 
 def test_calls_without_limit_of_retries_survive_every_restart(world: Fixture) -> None:
