@@ -93,7 +93,7 @@ class NodeDaemon:
             node, clients, relay, questions, names, pool.fork_helper, to_head
         )
         self._traffic = Traffic(self.node_id, clients, relay, objects.adopted, names, pace)
-        devices = DeviceUse(node.accelerators, this_host())
+        devices = DeviceUse(node.accelerators, node.labels, this_host())
         self._metrics = NodeMetrics(
             clients, questions, str(node.session_dir), self._figures, devices, names.work_of
         )

@@ -20,7 +20,7 @@ from miniray.common.series import COUNTED, Series
 from miniray.system.machine import available_memory, memory_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from miniray.accelerators.host import Host
     from miniray.accelerators.node_resources import NodeAccelerators
@@ -65,10 +65,12 @@ Sample = tuple[str, dict[str, str], float]
 class DeviceUse:
     """Reads how much of this node's devices is used, of each family until its driver fails once."""
 
-    def __init__(self, accelerators: NodeAccelerators, host: Host) -> None:
+    def __init__(
+        self, accelerators: NodeAccelerators, labels: Mapping[str, str], host: Host
+    ) -> None:
         self._host = host
         #: What is told of each device although nobody asks its driver.
-        model = accelerators.labels.get(_MODEL, "")
+        model = labels.get(_MODEL, "")
         self.infos = {
             (resource, id): {"resource": resource, "device": id, "model": model, "uuid": ""}
             for resource, group in accelerators.devices.items()

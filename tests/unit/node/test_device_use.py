@@ -34,8 +34,9 @@ def machine(tmp_path: Path) -> FakeMachine:
     return found
 
 
-def use_on(machine: FakeMachine) -> DeviceUse:
-    return DeviceUse(resolve_node_accelerators(None, {}, machine.host()), machine.host())
+def use_on(machine: FakeMachine, **labels: str) -> DeviceUse:
+    found = resolve_node_accelerators(None, {}, machine.host())
+    return DeviceUse(found, {**found.labels, **labels}, machine.host())
 
 
 def test_use_and_memory_are_told_of_each_device_that_the_driver_knows(machine: FakeMachine) -> None:
@@ -65,6 +66,11 @@ def test_devices_have_a_model_and_a_uuid_once_the_driver_has_told_it(machine: Fa
         first | {"uuid": "GPU-9221d5d1-b60b-a624-bf14-0a1819cfda3b"},
         second | {"uuid": "GPU-1c9ac9a1-0d1f-2a3b-4c5d-0a1819cfda3b"},
     ]
+
+
+def test_the_model_of_devices_is_the_one_that_the_nodes_labels_have(machine: FakeMachine) -> None:
+    use = use_on(machine, **{"miniray.io/accelerator-type": "A100"})
+    assert {about["model"] for about in use.infos.values()} == {"A100"}
 
 
 def test_devices_that_are_named_by_uuid_keep_their_names(machine: FakeMachine) -> None:
