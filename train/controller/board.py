@@ -108,11 +108,15 @@ class RunBoard:
         """Have the cluster's list say how far the run is, once in a while."""
         if self._row and self._due is None:
             left = self._told_at + LIST_INTERVAL - time.monotonic()
-            self._due = asyncio.get_running_loop().call_later(left, self._tell_head)
+            self._due = asyncio.get_running_loop().call_later(left, self._tell_due)
+
+    def _tell_due(self) -> None:
+        self._due = None
+        self._tell_head()
 
     def _tell_head(self) -> None:
         assert self._runtime is not None
-        self._told_at, self._due = time.monotonic(), None
+        self._told_at = time.monotonic()
         history, attempt = self.recorder.history, self._attempt
         row = self._row | {
             "reports": history.reports,
