@@ -194,10 +194,11 @@ def run_head(options: HeadOptions) -> None:
     try:
         asyncio.run(_run(options))
     except Exception as error:
-        import sqlite3  # the heads of embedded clusters have no database
+        if not isinstance(error, OSError):
+            import sqlite3  # the heads of embedded clusters have no database
 
-        if not isinstance(error, (OSError, sqlite3.Error)):
-            raise
+            if not isinstance(error, sqlite3.Error):
+                raise
         logger.exception("the head could not start")
         options.ready({"error": getattr(error, "strerror", None) or str(error)})
 

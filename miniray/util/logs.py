@@ -116,9 +116,11 @@ def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery
         TargetError: It has no such rank.
     """
     run = targets.run_called(source, of)
-    place = Path(run["path"].removeprefix("file://"), "logs") if run is not None else Path()
+    if run is None:
+        return None
+    place = Path(run["path"].removeprefix("file://"), "logs")
     attempts = tuple(sorted(place.glob("attempt_*"))[-_MOST_ATTEMPTS:])
-    if run is None or not attempts:
+    if not attempts:
         return None
     ranks = {file.work for folder in attempts for file in found_in(folder)}
     names = ranks if rank is None else ranks & {f"rank {rank}"}

@@ -122,8 +122,6 @@ class _Process:
         self._control.send(message, fds, self._cannot_send)
 
     def _cannot_send(self, error: OSError) -> None:
-        if isinstance(error, BrokenPipeError | ConnectionResetError):
-            return  # it is gone, which reading says too
         logger.warning("the process that moves large values is out of reach: %s", error)
         self._kill()  # nobody is to wait for an answer to that
 
