@@ -102,8 +102,8 @@ def batch_to_table(batch: Any) -> Any:
         raise ValueError(f"the columns of a batch differ in length: {lengths}")
     table = pa.table(columns) if columns else no_columns(len(batch))
     kinds = zip(names, getattr(batch, "dtypes", ()), strict=False)
-    # Arrow makes these types of pandas again, such as Int64, which keeps integers beside a null.
-    kept = [(name, str(kind)) for name, kind in kinds if hasattr(kind, "numpy_dtype")]
+    # Arrow makes numbers of pandas again by their names, such as Int64, which may be null.
+    kept = [(n, str(k)) for n, k in kinds if hasattr(k, "numpy_dtype") and k.kind in "biuf"]
     if kept:
         parts = ("name", "field_name", "numpy_type", "pandas_type")
         described = [dict(zip(parts, (n, n, kind, kind), strict=True)) for n, kind in kept]
@@ -275,7 +275,11 @@ def check_format(caller: str, batch_format: Any) -> None:
 
 def _to_pandas(table: Any) -> Any:
     special = [field.name for field in table.schema if isinstance(field.type, pa.BaseExtensionType)]
-    frame = table.drop_columns(special).to_pandas()
+    plain = table.drop_columns(special)
+    try:
+        frame = plain.to_pandas()
+    except (TypeError, pa.ArrowInvalid):  # a column is of another type than when it was described
+        frame = plain.to_pandas(ignore_metadata=True)
     for name in special:
         place = table.column_names.index(name)
         frame.insert(place, name, values_of(table.column(name)), allow_duplicates=True)

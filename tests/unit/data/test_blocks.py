@@ -87,6 +87,25 @@ def test_integers_of_pandas_stay_integers_beside_a_null() -> None:
     assert back["n"][0] == 2**60 + 1
 
 
+def test_columns_that_are_no_longer_integers_of_pandas_reach_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    numbers = pandas.DataFrame({"n": pandas.array([1, None], dtype="Int64")})
+    table = blocks.batch_to_table(numbers)
+    for values in (["a", "b"], [0.5, 1.5]):
+        other = table.set_column(0, "n", pa.array(values))
+        assert blocks.table_to_batch(other, "pandas")["n"].tolist() == values
+    both = tables_.concat([table, pa.table({"n": [0.5]})])
+    assert blocks.table_to_batch(both, "pandas")["n"].tolist()[2] == 0.5
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.struct([("x", pa.int64())])])
+def test_nested_types_of_arrow_in_pandas_become_values(kind: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    values = pandas.array(pa.array([None], kind), dtype=pandas.ArrowDtype(kind))
+    table = blocks.batch_to_table(pandas.DataFrame({"x": values}))
+    assert blocks.table_to_batch(table, "pandas")["x"].tolist() == [None]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float64", "bool"])
 def test_masked_values_of_an_array_are_null(dtype: str) -> None:
     masked = np.ma.masked_array([1, 0, 1], mask=[False, True, False], dtype=dtype)
