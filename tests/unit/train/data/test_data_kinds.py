@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 
 import pytest
 
@@ -13,14 +14,16 @@ import pyarrow.dataset
 import pyarrow.parquet
 
 import miniray
-from miniray.data import DataError, ExecutionOptions, ExecutionResources
-from miniray.data.plan import explained
-from miniray.data.sources import BlockRows, ReadUnit
+from miniray.data import DataError, ExecutionOptions, ExecutionResources, executor
+from miniray.data.feeds import source_feed
+from miniray.data.plan import Read, explained
+from miniray.data.sources import BlockRows, Content, ReadUnit, UnitsDatasource
 from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
 from miniray.train.data.adapt import adapt
 from miniray.train.data.iterator import DataIterator
+from miniray.train.data.order import Span
 from miniray.train.data.shards import Datasets, Shards, get_dataset_shard
-from miniray.train.data.units import HubRows, UnitsSource
+from miniray.train.data.units import HubRows, UnitsSource, chosen
 
 
 def table_of(rows):
@@ -339,3 +342,21 @@ def test_files_that_have_fewer_rows_than_when_they_were_counted_are_an_error():
     source = UnitsSource([ReadUnit(BlockRows(), 12, refs=(table_of(10),))])
     with pytest.raises(DataError, match="ended 2 rows too early"):
         list(DataIterator("train", source, seed=None).iter_batches(batch_size=4))
+
+
+def test_items_that_are_drawn_at_random_are_the_same_in_every_run_of_a_rank_that_makes_them():
+    class Noise(Content):
+        label = "noise"
+        user = True
+
+        def tables(self, start, stop, *values):
+            yield pa.table({"x": [random.random() for _ in range(start, stop)]})
+
+    unit = ReadUnit(Noise(), 4)
+
+    def drawn():
+        below = source_feed([chosen(unit, Span(4, 1, 3, key=None), key=5)])
+        made = executor.execute(Read(UnitsDatasource([unit])), below=below, local=True)
+        return [executor.table_of(each)["x"].to_pylist() for each in made]
+
+    assert drawn() == drawn()
