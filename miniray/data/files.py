@@ -18,6 +18,7 @@ import pyarrow.json
 
 from miniray.data.blocks import column, from_file
 from miniray.data.sources import ENDLESS, Content, Datasource, ReadUnit, between, items_to_table
+from miniray.data.tables import concat
 from miniray.data.transforms import DataError
 from miniray.system.option_checks import suggestion
 
@@ -96,12 +97,15 @@ class FileRows(Content):
         Raises:
             DataError: A file is not of this kind, or does not go with the first one.
         """
-        first = None
+        first: tuple[str, Any] | None = None
         for path, start, stop in self.spans:
             for table in self._tables(path, start, stop):
-                first = first or (path, table.schema)
+                first = first or (path, table.slice(0, 0))
                 if self.kind.lines:
-                    unified(self.kind.called, [first, (path, table.schema)])
+                    try:
+                        concat([first[1], table.slice(0, 0)])
+                    except ValueError as error:
+                        raise _apart(self.kind.called, first[0], path, error.__cause__) from error
                 yield table
 
     def can_be_cut(self, path: str) -> bool:
@@ -399,10 +403,13 @@ def unified(called: str, found: Sequence[tuple[str, Any]]) -> Any:
         try:
             schema = pa.unify_schemas([schema, other], promote_options="permissive")
         except pa.ArrowException as error:
-            raise DataError(
-                f"The {called} files {first_path} and {path} do not go together: {error}"
-            ) from error
+            raise _apart(called, first_path, path, error) from error
     return schema
+
+
+def _apart(called: str, first: str, path: str, why: BaseException | None) -> DataError:
+    """Return the error of two files that do not go together."""
+    return DataError(f"The {called} files {first} and {path} do not go together: {why}")
 
 
 def bunched(items: Iterable[T], weight: Callable[[T], int], most: int) -> Iterator[list[T]]:

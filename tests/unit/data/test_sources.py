@@ -136,6 +136,14 @@ def test_files_of_lines_that_do_not_go_together_are_named(tmp_path: Path) -> Non
         data.read_csv(str(tmp_path)).take_all()
 
 
+def test_lists_of_objects_of_several_types_go_together_with_lines_of_objects(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.json").write_text('[{"n": 1}, {"n": "x"}]')
+    (tmp_path / "b.jsonl").write_text('{"n": 2}')
+    assert values(data.read_json(str(tmp_path)), "n") == [1, "x", 2]
+
+
 def test_files_whose_columns_differ_are_read_together_or_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "n": pa.nulls(1)}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"a": [2], "n": ["x"]}), tmp_path / "2.parquet")
