@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from miniray.data.sources import BlockRows, ReadUnit, UnitsDatasource
 from miniray.data.stats import ExecutionStats
 from miniray.data.tables import concat
 from miniray.data.transforms import check_columns
+from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -263,7 +265,8 @@ class Consumption:
             known = count_of(self._plan)
             for unit in blocks:
                 if len(shown) < _SHOWN and (unit.table is not None or is_initialized()):
-                    shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
+                    with contextlib.suppress(MinirayError):  # a block may be lost
+                        shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
         rows = "?" if known is None else known
         names = self._schema.names if self._schema is not None else []
         lines = [f"shape: ({rows}, {'?' if self._schema is None else len(names)})"]

@@ -26,6 +26,7 @@ from miniray.data.expressions import col  # noqa: E402
 from miniray.data.files import resolve  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
 from miniray.data.sources import CutWish, Items  # noqa: E402
+from miniray.exceptions import ObjectLostError  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,18 @@ def test_a_repr_shows_the_first_rows_of_what_is_in_memory() -> None:
     assert lines[-1] == "(Showing 10 of 20 rows)"
     assert "│ id    │" in repr(data.range(0))
     assert repr(data.from_items([])) == "shape: (0, ?)\n(Showing 0 of 0 rows)"
+
+
+def test_a_repr_of_blocks_that_are_lost_shows_none_of_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(unit: Any) -> Any:
+        raise ObjectLostError("gone")
+
+    dataset = data.from_arrow_refs([object()])
+    monkeypatch.setattr("miniray.data.consumption.is_initialized", lambda: True)
+    monkeypatch.setattr("miniray.data.sources.ReadUnit.values", lost)
+    assert repr(dataset) == "shape: (?, ?)\n(Showing 0 of ? rows)"
 
 
 def test_columns_and_filters_reach_the_files(folder: str, capsys: Any) -> None:
