@@ -172,7 +172,9 @@ def _of_array(values: Any) -> Any:
         # Arrow ends texts of NumPy at a zero.
         return pa.array(values.tolist() if values.dtype.kind in "US" else _kept(values))
     if 0 in values.shape[1:] or values.dtype.kind not in "biuf":  # complex numbers among them
-        return _of_values(list(values))
+        # By tolist(), what is masked is None.
+        numbers = values.ndim == 1 and values.dtype.kind == "c"
+        return _of_values(values.tolist() if numbers else list(values))
     flat = _of_array(np.ravel(_kept(values)))
     size = int(np.prod(values.shape[1:]))
     storage = pa.FixedSizeListArray.from_arrays(flat, size)
@@ -190,6 +192,8 @@ def _of_values(values: list[Any]) -> Any:
     first = next((value for value in values if value is not None), None)
     if isinstance(first, np.ndarray):
         return _of_arrays(values)
+    if isinstance(first, np.void) and first.dtype.names:  # item() has no names
+        return pickled(values)
     if isinstance(first, np.generic):
         values = [value.item() if isinstance(value, np.generic) else value for value in values]
     kinds = set(map(type, values))

@@ -78,6 +78,13 @@ def test_complex_numbers_come_back_as_they_were() -> None:
         assert all((row["x"] == value).all() for row, value in zip(rows, values, strict=True))
 
 
+def test_records_of_an_array_keep_the_names_of_their_fields() -> None:
+    values = np.array([(1, 2.5), (2, 3.5)], dtype=[("n", "i8"), ("x", "f8")])
+    rows = list(blocks.table_to_rows(blocks.batch_to_table({"r": values})))
+    for made in (rows, list(blocks.table_to_rows(blocks.rows_to_table(rows)))):
+        assert [(row["r"]["n"], row["r"]["x"]) for row in made] == [(1, 2.5), (2, 3.5)]
+
+
 def test_integers_of_pandas_stay_integers_beside_a_null() -> None:
     pandas = pytest.importorskip("pandas")
     numbers = pandas.array([2**60 + 1, None], dtype="Int64")
@@ -106,10 +113,11 @@ def test_nested_types_of_arrow_in_pandas_become_values(kind: Any) -> None:
     assert blocks.table_to_batch(table, "pandas")["x"].tolist() == [None]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float64", "bool"])
+@pytest.mark.parametrize("dtype", ["int8", "float64", "bool", "complex128"])
 def test_masked_values_of_an_array_are_null(dtype: str) -> None:
     masked = np.ma.masked_array([1, 0, 1], mask=[False, True, False], dtype=dtype)
-    assert blocks.batch_to_table({"x": masked})["x"].to_pylist() == [1, None, 1]
+    rows = blocks.table_to_rows(blocks.batch_to_table({"x": masked}))
+    assert [row["x"] for row in rows] == [1, None, 1]
 
 
 def test_the_rows_of_a_matrix_are_tensors() -> None:
