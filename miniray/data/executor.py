@@ -227,7 +227,8 @@ def _read_by_tasks(node: PlanNode) -> PlanNode:
     """Return a node whose units are blocks: one more stage where they are of a source."""
     if isinstance(node, Exchange) or (isinstance(node, Read) and not node.source.made):
         return Stage((node,), ())
-    if isinstance(node, Limit) and isinstance(node.inputs[0], Read) and count_of(node) is not None:
+    below = node.inputs[0] if isinstance(node, Limit) else None
+    if isinstance(below, Read) and not below.source.made and count_of(node) is not None:
         return Stage((node,), ())
     if isinstance(node, Union | Limit):
         return dataclasses.replace(node, inputs=tuple(map(_read_by_tasks, node.inputs)))

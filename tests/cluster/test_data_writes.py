@@ -170,6 +170,13 @@ def test_refs_of_a_part_of_a_block_have_its_rows_alone() -> None:
     assert ids(data.from_arrow_refs(first.to_arrow_refs())) == [0, 1, 2, 3]
 
 
+def test_the_first_rows_of_blocks_are_not_copied_by_tasks() -> None:
+    made = data.range(40).map(lambda row: row).materialize()
+    both = made.limit(30).union(made)
+    assert ids(both) == [*range(30), *range(40)]
+    assert both.get_stats_summary()["operators"] == []
+
+
 def test_items_of_a_torch_dataset_are_read_in_tasks() -> None:
     class Squares:
         def __len__(self) -> int:
