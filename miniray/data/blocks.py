@@ -282,7 +282,7 @@ def _to_pandas(table: Any) -> Any:
     plain = table.drop_columns(special)
     try:
         frame = plain.to_pandas()
-    except (TypeError, pa.ArrowInvalid):  # a column is of another type than when it was described
+    except (TypeError, NotImplementedError, pa.ArrowInvalid):  # a column changed its type since
         frame = plain.to_pandas(ignore_metadata=True)
     for name in special:
         place = table.column_names.index(name)

@@ -98,7 +98,8 @@ def test_columns_that_are_no_longer_integers_of_pandas_reach_pandas() -> None:
     pandas = pytest.importorskip("pandas")
     numbers = pandas.DataFrame({"n": pandas.array([1, None], dtype="Int64")})
     table = blocks.batch_to_table(numbers)
-    for values in (["a", "b"], [0.5, 1.5]):
+    values: list[Any]
+    for values in (["a", "b"], [0.5, 1.5], [{"x": 1}, {"x": 2}]):
         other = table.set_column(0, "n", pa.array(values))
         assert blocks.table_to_batch(other, "pandas")["n"].tolist() == values
     both = tables_.concat([table, pa.table({"n": [0.5]})])
