@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,17 +138,20 @@ def applied(dataset: Any, rows: list[int], kind: str, n: int) -> tuple[Any, list
             return dataset.random_shuffle(seed=n).sort("id"), sorted(rows)
         case "groups":
             return dataset.groupby("id").map_groups(lambda group: group), sorted(rows)
+        case "dies":
+            at = rows[n % len(rows)] if rows else 0
+            made = dataset.map_batches(dies_once(Path(tempfile.mkdtemp()), at))
+            return made.select_columns(["id"]), rows
     return dataset.repartition(target_num_rows_per_block=n), rows
 
 
-@settings(
-    max_examples=25,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-@given(st.integers(0, 60), operations)
-def test_a_pipeline_gives_what_plain_lists_give(size: int, steps: list[tuple[str, int]]) -> None:
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 60), operations, st.integers(0, 4), st.integers(0, 60))
+def test_a_pipeline_gives_what_plain_lists_give_though_a_worker_dies_in_it(
+    size: int, steps: list[tuple[str, int]], place: int, at: int
+) -> None:
     dataset, rows = data.range(size), list(range(size))
-    for kind, n in steps:
+    for kind, n in [*steps[:place], ("dies", at), *steps[place:]]:
         dataset, rows = applied(dataset, rows, kind, n)
     assert rows_of(dataset) == rows
     assert dataset.count() == len(rows)
