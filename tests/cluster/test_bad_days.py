@@ -96,6 +96,7 @@ def test_tasks_finish_while_their_workers_are_killed() -> None:
         return n * n, np.full(MIB // 8, n % 251, dtype=np.uint8)
 
     refs: list[Any] = []
+    killed: list[int] = []
     before = 0
 
     def kill_one() -> None:
@@ -107,7 +108,8 @@ def test_tasks_finish_while_their_workers_are_killed() -> None:
         if found and done != before:
             before = done
             with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-                os.kill(random.choice(found), signal.SIGKILL)
+                killed.append(random.choice(found))
+                os.kill(killed[-1], signal.SIGKILL)
 
     refs.append(miniray.put(0))
     with Now_and_then(kill_one, every=0.1):
@@ -117,6 +119,7 @@ def test_tasks_finish_while_their_workers_are_killed() -> None:
             assert [value for value, _ in results] == [n * n for n in range(150)]
             assert all((array == n % 251).all() for n, (_, array) in enumerate(results))
             del results
+    assert killed
     refs.clear()
     wait_until(stores_are_empty)
 

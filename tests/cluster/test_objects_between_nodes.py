@@ -698,16 +698,17 @@ def test_what_may_be_needed_again_is_kept_no_longer_than_its_result(third: Node)
 
 
 def test_what_cannot_be_made_again_says_why(third: Node) -> None:
-    lost: dict[str, Any] = {
-        "max_retries": ones.options(max_retries=0, **softly_on(third)).remote(MIB),
-        "results of actors": ThirdHolder.remote().make.remote(MIB),
+    task, maker = ones.options(max_retries=0, **softly_on(third)), ThirdHolder.remote()
+    lost = {
+        "max_retries": [task.remote(MIB) for _ in range(3)],
+        "results of actors": [maker.make.remote(MIB) for _ in range(3)],
     }
-    miniray.wait(list(lost.values()), num_returns=2, fetch_local=False)
+    miniray.wait([*itertools.chain(*lost.values())], num_returns=6, fetch_local=False)
     holder = FarHolder.remote()
     assert miniray.get(holder.pid.remote())
     kill(third)
-    for reason, ref in lost.items():
-        for read in (ref, holder.sum_of.remote([ref]), holder.sum.remote(ref)):
+    for reason, (owned, borrowed, given) in lost.items():
+        for read in (owned, holder.sum_of.remote([borrowed]), holder.sum.remote(given)):
             with pytest.raises(ObjectLostError, match=reason) as info:
                 miniray.get(read, timeout=30)
             assert third.node_id in str(info.value)

@@ -115,7 +115,7 @@ def taken(places: list[Place], amount: float) -> dict[tuple[str, str], float]:
 # --- fractions -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "amount"), [(45, 0.18), (10, 0.6)])
+@pytest.mark.parametrize(("count", "amount"), [(48, 0.3), (10, 0.6)])
 def test_fractional_gpus_that_fit_are_placed_on_several_nodes(count: int, amount: float) -> None:
     holders = [Holder.options(num_gpus=amount).remote() for _ in range(count)]
     places = miniray.get([holder.place.remote() for holder in holders], timeout=50)

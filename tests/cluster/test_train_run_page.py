@@ -203,6 +203,7 @@ def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(
     assert (first["state"], second["state"]) == ("FAILED", "FINISHED")
     assert "spoilt" in first["reason"]
     assert first["ended"] <= second["started"]
+    assert len(page["logs"]) == 2
     for number, folder in enumerate(page["logs"], 1):
         assert f"words of attempt {number}" in Path(folder, "rank_0.out").read_text()
     head = current_runtime().head

@@ -228,4 +228,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMemories = Machine.TestCase
-TestMemories.settings = settings(stateful_step_count=40)
+TestMemories.settings = settings(stateful_step_count=80)
