@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -35,6 +39,16 @@ def hosts(command: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Ite
     variables = {"MINIRAY_TMPDIR": str(command.root)}
     with network(tmp_path_factory.mktemp("hosts"), command.environment, variables) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _what_a_failed_test_has_left_ends(hosts: Network, command: CommandLine) -> Iterator[None]:
+    yield
+    for pid in command.pids() - hosts.of_servers():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for path in command.files():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -149,6 +149,8 @@ def test_the_end_of_a_kernel_leaves_nothing(tmp_path: Path) -> None:
         assert processes_with("MINIRAY_TMPDIR", root)
     finally:
         notebook.close()
-    wait_until(lambda: not processes_with("MINIRAY_TMPDIR", root), timeout=10)
-    assert not list(Path(root).glob("mr-*"))
-    shutil.rmtree(root)
+    try:
+        wait_until(lambda: not processes_with("MINIRAY_TMPDIR", root), timeout=10)
+        assert not list(Path(root).glob("mr-*"))
+    finally:
+        shutil.rmtree(root)
