@@ -14,7 +14,7 @@ PROTO = $(wildcard proto/miniray/v1/*.proto)
 .PHONY: help demo test test-all test-ray test-ray-chosen lint format bench clean
 help:
 	@echo "make demo      train on 1,797 handwritten digits with two workers"
-	@echo "make test      the tests, in about nine minutes on two cores"
+	@echo "make test      the tests, in about eight minutes on two cores"
 	@echo "make test-all  the slow tests too"
 	@echo "make test-ray  the tests of the public API with Ray as the engine (installs Ray)"
 	@echo "make test-ray-chosen  forty of them"

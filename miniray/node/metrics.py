@@ -208,7 +208,8 @@ class NodeMetrics:
         for role, name, pid in self._processes():
             sums["processes", role, ""] += 1
             sums["process_open_fds", role, ""] += open_files(pid)
-            sums["process_memory_bytes", role, name] += of_process(pid)[1]
+            _, memory = of_process(pid)
+            sums["process_memory_bytes", role, name] += memory
         for (metric, role, name), value in sums.items():
             yield metric, {"role": role} | ({"name": name} if name else {}), value
         yield "process_cpu_seconds_total", {"role": "daemon", "name": ""}, time.process_time()
