@@ -102,7 +102,7 @@ class Why(TypedDict):
 
     #: A sentence: which resource, on which node, how much is missing.
     reason: str
-    #: The same in a word, as ``ReasonKind`` (head/scheduling/reasons.py) has them.
+    #: The reason in a word, one of ``ReasonKind`` (head/scheduling/reasons.py).
     cause: str
     #: No node of the cluster could ever serve it.
     infeasible: bool

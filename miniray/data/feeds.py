@@ -172,9 +172,8 @@ def inline_feed(below: Feed, work: StageWork) -> Feed:
                 yield unit
                 continue
             where = Where(unit.label, index_of(unit, index))
-            if (
-                work.user or unit.content.user
-            ):  # else the random numbers of the program stay as they are
+            # Without code of the user, the program's random numbers stay as they are.
+            if work.user or unit.content.user:
                 seed(where)
             tables = work.tables(where, unit, unit.values())
             for number, table in enumerate(tables):
