@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.client.cluster_choice import cluster_of_page
 from miniray.client.command_connection import JobConnection
-from miniray.common.ids import new_id
+from miniray.common.object_ref import new_id
 from miniray.common.specs import CommandSpec
 from miniray.job_config import JobConfig
 from miniray.system import option_checks as check

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from stores import new_store
 
-from miniray.common.ids import PROCESS_ID_LENGTH
+from miniray.common.object_ref import PROCESS_ID_LENGTH
 from miniray.node.base.control_socket import control_pair
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper, TemplateGoneError

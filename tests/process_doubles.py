@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.calls.call import Call, serialize_call
 from miniray.calls.calls import CallTable
-from miniray.common.ids import new_id
-from miniray.common.object_ref import hooks
+from miniray.common.object_ref import hooks, new_id
 from miniray.exceptions import ObjectStoreFullError
 from miniray.messages import protocol as p
 from miniray.messages.value import error_value

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.calls.call import NO_ARGUMENTS, NO_VALUES, EndedCalls, count, error_of_call
 from miniray.calls.lineage import Lineage
 from miniray.common.config import config
-from miniray.common.ids import owner_of
-from miniray.common.object_ref import ObjectRef
+from miniray.common.object_ref import ObjectRef, owner_of
 from miniray.common.series import QUICK
 from miniray.exceptions import ObjectLostError, TaskCancelledError, TaskError
 from miniray.messages import protocol as p

@@ -12,8 +12,8 @@ import click
 from miniray.cli.parsing import json_option, print_json
 from miniray.cli.services import asks_cluster
 from miniray.cli.tables import ID_LENGTH, Section, draw
-from miniray.common.ids import short_id
 from miniray.common.names import UNITS, format_bytes
+from miniray.common.object_ref import short_id
 from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.memory_records import ask_memory
 

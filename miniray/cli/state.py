@@ -19,8 +19,8 @@ from miniray.cli.parsing import CONDITION, json_option, print_json, wrong_use
 from miniray.cli.services import asks_cluster
 from miniray.cli.status import describe_bundles, format_duration, starting_for
 from miniray.cli.tables import ID_LENGTH, Section, describe_amounts, draw
-from miniray.common.ids import PROCESS_ID_LENGTH, short_id
 from miniray.common.names import format_bytes, printable
+from miniray.common.object_ref import PROCESS_ID_LENGTH, short_id
 from miniray.common.state_types import MAX_OBJECTS
 from miniray.util.state import DEFAULT_TIMEOUT, KINDS, listed, summary
 from miniray.util.state_records import ClusterEventState, chosen

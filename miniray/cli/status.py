@@ -23,7 +23,7 @@ from miniray.cli.tables import (
     format_amount,
     visible_resources,
 )
-from miniray.common.ids import short_id
+from miniray.common.object_ref import short_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -23,8 +23,8 @@ from miniray.client.cluster_choice import (
     start_node,
 )
 from miniray.common.config import config
-from miniray.common.ids import new_id
 from miniray.common.names import printable, short_name
+from miniray.common.object_ref import new_id
 from miniray.common.process_state import ENOUGH, raise_limit
 from miniray.engines import choose, start_ray
 from miniray.exceptions import NodeDiedError

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.calls.actor_client import ActorClient
 from miniray.calls.task_groups import TaskGroup
-from miniray.common.ids import call_id
 from miniray.common.names import short_name
+from miniray.common.object_ref import call_id
 from miniray.common.series import COUNTED, SECONDS, Series, how_many
 from miniray.objects.waiting import Waits
 

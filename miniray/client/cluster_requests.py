@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.calls.actor_client import ActorClient
 from miniray.calls.task_groups import TaskGroup
-from miniray.common.ids import short_id
 from miniray.common.names import short_name
+from miniray.common.object_ref import short_id
 from miniray.common.runtime import RuntimeHead
 from miniray.exceptions import MinirayError
 from miniray.messages.value import error_value, rebuild_error

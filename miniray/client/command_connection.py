@@ -27,7 +27,7 @@ from miniray.client.cluster_choice import (
     wanted_address,
 )
 from miniray.common.config import config
-from miniray.common.ids import new_id
+from miniray.common.object_ref import new_id
 from miniray.exceptions import NodeDiedError
 from miniray.security.token import TOKEN_VARIABLE, take_token
 

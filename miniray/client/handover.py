@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.common.ids import owner_of
+from miniray.common.object_ref import owner_of
 from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.value import is_shared

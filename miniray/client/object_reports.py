@@ -12,8 +12,8 @@ import operator
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.calls.call import Call
-from miniray.common.ids import owner_of
 from miniray.common.names import describe
+from miniray.common.object_ref import owner_of
 from miniray.common.state_types import PICKLED, order
 from miniray.messages.value import is_error, is_shared, location_of, place_of, size_of
 

@@ -1,6 +1,6 @@
 """The kinds of messages that processes of one machine exchange, and their fields.
 
-Every message is a tuple ``(kind, ...)``. Ids are bytes (``common/ids.py``). A *value*
+Every message is a tuple ``(kind, ...)``. Ids are bytes (``common/object_ref.py``). A *value*
 is ``(form, payload, contained)``: see the VALUE_* constants; ``contained`` lists the
 refs inside it as ``(object_id, owner_node)``.
 

@@ -19,7 +19,7 @@ from miniray.accelerators.host import this_host
 from miniray.accelerators.node_resources import NodeAccelerators, resolve_node_accelerators
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress, join_host_port, parse_address
-from miniray.common.ids import new_id
+from miniray.common.object_ref import new_id
 from miniray.exceptions import AuthenticationError, MinirayError
 from miniray.node.base.node_config import MoverConfig, NodeConfig
 from miniray.node.base.tasks import first_of

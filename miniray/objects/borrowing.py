@@ -14,7 +14,7 @@ import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.ids import owner_of
+from miniray.common.object_ref import owner_of
 from miniray.exceptions import ObjectLostError, OwnerDiedError
 from miniray.messages import protocol as p
 from miniray.messages.value import error_value, payload_of, refs_in

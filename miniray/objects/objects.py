@@ -13,8 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.common.ids import ObjectIds, owner_of
-from miniray.common.object_ref import ObjectRef
+from miniray.common.object_ref import ObjectIds, ObjectRef, owner_of
 from miniray.messages.value import is_error
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from miniray.common.ids import short_id
 from miniray.common.names import short_name
+from miniray.common.object_ref import short_id
 
 #: Hex digits that may stand for an actor's id, at least; digits of a pid, at most.
 _SHORTEST_ID, _LONGEST_PID = 6, 7

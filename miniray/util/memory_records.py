@@ -10,7 +10,7 @@ import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.ids import short_id
+from miniray.common.object_ref import short_id
 from miniray.common.state_types import MAX_OBJECTS, PICKLED, order
 from miniray.util.state_records import ClusterMemoryState, HolderState, NodeMemoryState, ObjectState
 

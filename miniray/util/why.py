@@ -12,8 +12,8 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.ids import PROCESS_ID_LENGTH, owner_of, short_id
 from miniray.common.names import short_name
+from miniray.common.object_ref import PROCESS_ID_LENGTH, owner_of, short_id
 from miniray.common.state_types import MAX_OBJECTS
 from miniray.profiling.targets import actors_called, is_called
 from miniray.util.task_records import NOTHING, ask_processes

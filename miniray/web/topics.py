@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.client.attach import Attachment, Introduction
 from miniray.common.config import config
-from miniray.common.ids import new_id
+from miniray.common.object_ref import new_id
 from miniray.exceptions import MinirayError
 from miniray.job_submission import job_details
 from miniray.messages.value import rebuild_error

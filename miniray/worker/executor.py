@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.calls import context
 from miniray.client.handover import await_others
 from miniray.common.config import config
-from miniray.common.ids import call_id
+from miniray.common.object_ref import call_id
 from miniray.exceptions import TaskCancelledError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit

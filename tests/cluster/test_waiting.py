@@ -13,7 +13,7 @@ from watched_output import watch
 import miniray
 from miniray.client import bootstrap
 from miniray.client.cluster_requests import TO_HEAR_WHY
-from miniray.common.ids import short_id
+from miniray.common.object_ref import short_id
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.state import PendingDemandState, list_actors, list_pending_demands
 

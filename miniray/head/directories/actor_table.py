@@ -7,8 +7,8 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from miniray.common.ids import owner_of
 from miniray.common.names import short_name
+from miniray.common.object_ref import owner_of
 from miniray.common.state_types import DEAD, PENDING, RESTARTING
 from miniray.exceptions import DeathCause
 from miniray.messages.value import Death

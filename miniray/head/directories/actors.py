@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
-from miniray.common.ids import owner_of
+from miniray.common.object_ref import owner_of
 from miniray.common.series import COUNTED
 from miniray.common.specs import ActorSpec, BundleAffinity, GrantedLease, JobSpec
 from miniray.common.state_types import ALIVE, DEAD

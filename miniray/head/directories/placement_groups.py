@@ -10,7 +10,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.ids import owner_of, short_id
+from miniray.common.object_ref import owner_of, short_id
 from miniray.exceptions import PlacementGroupRemovedError
 from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus
 

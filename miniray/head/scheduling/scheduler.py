@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.common.amounts import sum_amounts
-from miniray.common.ids import short_id
 from miniray.common.labels import describe_all
+from miniray.common.object_ref import short_id
 from miniray.common.specs import BundleAffinity, NodeAffinity
 from miniray.head.scheduling.demands import Decisions, Refusal
 from miniray.head.scheduling.reasons import Reason, ReasonKind, no_bundle, too_small

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.ids import owner_of
+from miniray.common.object_ref import owner_of
 from miniray.exceptions import ObjectLostError, OwnerDiedError
 from miniray.messages import plain
 from miniray.messages import protocol as p

@@ -12,8 +12,8 @@ import heapq
 import os
 from typing import TYPE_CHECKING
 
-from miniray.common.ids import owner_of, short_id
 from miniray.common.names import format_bytes
+from miniray.common.object_ref import owner_of, short_id
 from miniray.common.state_types import MAX_OBJECTS, order
 from miniray.messages.value import is_shared, place_of, size_of
 

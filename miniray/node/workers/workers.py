@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import head_pb2
-from miniray.common.ids import new_id
 from miniray.common.names import short_name
+from miniray.common.object_ref import new_id
 from miniray.common.process_state import is_dying, require_room
 from miniray.common.series import COUNTED
 from miniray.exceptions import (

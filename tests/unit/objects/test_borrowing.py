@@ -8,7 +8,7 @@ import pytest
 from kept import kept
 from process_doubles import NODE, Caller, FakePeer
 
-from miniray.common.ids import new_id
+from miniray.common.object_ref import new_id
 from miniray.exceptions import ObjectLostError, OwnerDiedError
 from miniray.messages import protocol as p
 

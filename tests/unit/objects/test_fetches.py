@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process_doubles import NODE, FakeLoop
 
-from miniray.common.ids import ObjectIds
+from miniray.common.object_ref import ObjectIds
 from miniray.exceptions import ObjectLostError
 from miniray.messages.protocol import VALUE_BYTES, VALUE_SHARED
 from miniray.objects import waiting

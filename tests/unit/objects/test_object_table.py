@@ -7,8 +7,7 @@ import pytest
 from kept import kept
 from process_doubles import NODE, Outside
 
-from miniray.common.ids import ObjectIds, new_id
-from miniray.common.object_ref import hooks
+from miniray.common.object_ref import ObjectIds, hooks, new_id
 from miniray.messages import protocol as p
 from miniray.objects.objects import ObjectTable
 

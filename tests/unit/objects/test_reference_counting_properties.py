@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kept import kept
 
-from miniray.common.ids import new_id, owner_of
-from miniray.common.object_ref import ObjectRef, hooks
+from miniray.common.object_ref import ObjectRef, hooks, new_id, owner_of
 from miniray.messages import protocol as p
 from miniray.objects.borrowing import Borrowing
 from miniray.objects.objects import ObjectTable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from miniray.common.ids import short_id
+from miniray.common.object_ref import short_id
 from miniray.profiling.looks import profile
 from miniray.profiling.targets import TargetError, find
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.common.ids import ObjectIds, new_id
-from miniray.common.object_ref import ObjectRef
+from miniray.common.object_ref import ObjectIds, ObjectRef, new_id
 from miniray.exceptions import TaskCancelledError
 from miniray.messages import protocol as p
 from miniray.worker.results import Results
