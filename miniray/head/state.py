@@ -1,4 +1,4 @@
-"""What the head tells about its cluster: Ray's tables, listings, and the status.
+"""Listings of the cluster: Ray's tables, nodes, actors, devices, jobs, and the status of all.
 
 Only reads; every number comes from the part that owns it.
 """
@@ -10,7 +10,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.amounts import from_units
+from miniray.common.amounts import UNIT, from_units
 from miniray.common.config import config
 from miniray.common.series import COUNTED
 from miniray.common.state_types import (
@@ -24,14 +24,13 @@ from miniray.common.state_types import (
     QuarantineStatus,
 )
 from miniray.exceptions import DeathCause
-from miniray.head.device_map import device_map
 from miniray.head.directories.actor_table import ORDINARY, DeadActor
 from miniray.head.directories.out_of_service import why_quarantined
 from miniray.head.waiting import WaitingDemands
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from miniray.head.cluster import ClusterDirectories
     from miniray.head.directories.actor_table import Actor
@@ -39,6 +38,10 @@ if TYPE_CHECKING:
     from miniray.head.directories.submitted_job import SubmittedJob
     from miniray.head.recovery import HeadRecovery
     from miniray.head.scheduling.resources import ResourcePool
+
+    Row = dict[str, Any]
+    #: By resource and device.
+    Holders = dict[tuple[str, str], list[Row]]
 
 #: Missed heartbeats after which a node is shown as silent.
 _MISSED = 3
@@ -65,7 +68,7 @@ class ClusterState:
             "jobs": self._list_jobs,
             "workers": self._list_workers,
             "submissions": self.submitted_jobs,
-            "devices": lambda: device_map(self._cluster),
+            "devices": self._list_devices,
             "events": lambda: self._cluster.events.after(0),
             "runs": self._list_runs,
             "head": self._list_head,
@@ -250,6 +253,11 @@ class ClusterState:
             if client.is_driver or client.job_id != client.id  # else it is a command, which looks
         ]
 
+    def _list_devices(self) -> list[Row]:
+        """Return the devices of the living nodes, each with its holders and their shares."""
+        nodes = [node for node in self._cluster.nodes if not node.drivers_only]
+        return [row for node in nodes for row in _device_rows(self._cluster, node)]
+
     def _list_runs(self) -> list[dict[str, Any]]:
         """Return the train runs of this cluster, as their controllers have told; oldest first."""
         runs = []
@@ -414,3 +422,56 @@ def _pool_used(pool: ResourcePool) -> dict[str, float]:
 
 def _positive(amounts: dict[str, float]) -> dict[str, float]:
     return {name: float(amount) for name, amount in amounts.items() if amount > 0}
+
+
+def _device_rows(cluster: ClusterDirectories, node: ClusterNode) -> Iterator[Row]:
+    holders = _holders(cluster, node)
+    for resource, devices in node.pool.devices.items():
+        for id in devices.ids:
+            held = holders.get((resource, id), [])
+            why = devices.out.get(id)
+            free = 1 - sum(each["share"] for each in held)
+            yield {
+                "key": f"{node.name}/{resource}/{id}",
+                "node_id": node.name,
+                "node_name": node.hostname,
+                "resource": resource,
+                "device": id,
+                "held": held,
+                "free": 0.0 if why else round(max(0.0, free), 4),
+                "quarantined": why,
+            }
+
+
+def _holders(cluster: ClusterDirectories, node: ClusterNode) -> Holders:
+    """Return who has shares of a node's devices; what groups have set aside is the groups'."""
+    held: Holders = {}
+    scheduler = cluster.scheduler
+    for number in scheduler.leases_on(node.name):
+        lease = scheduler.lease(number)
+        for resource, shares in lease.allocation.devices if lease is not None else ():
+            for id, units in shares:
+                tenant = _tenant(cluster, number)
+                held.setdefault((resource, id), []).append({**tenant, "share": units / UNIT})
+    names = {group.id: group.name for group in cluster.placement_groups.all()}
+    for key, pool in scheduler.bundles_on(node.name):
+        name = names.get(key[0], "")
+        for resource, devices in pool.devices.items():
+            for id, units in zip(devices.ids, devices.free, strict=True):
+                if units > 0:
+                    tenant = {"kind": "group", "name": name, "id": key[0].hex()}
+                    held.setdefault((resource, id), []).append({**tenant, "share": units / UNIT})
+    return held
+
+
+def _tenant(cluster: ClusterDirectories, number: int) -> Row:
+    """Return who has a lease."""
+    request = cluster.grants.request(number)
+    if request is None:
+        return {"kind": "", "name": f"lease {number}"}
+    kind, name, job_id, *_ = request.requester.describe(request.token)
+    tenant: Row = {"kind": kind, "name": name, "job_id": job_id.hex()}
+    if kind == "actor":
+        actor: Actor = request.token
+        tenant |= {"name": actor.spec.name or name, "id": actor.id.hex(), "pid": actor.pid}
+    return tenant
