@@ -1,4 +1,4 @@
-"""Reading log files of a node: the end first, never more of them than was asked for.
+"""Log files of a node, read and searched: the end first, never more of them than was asked for.
 
 Used by daemons, and by commands for what is on their own machine. Log files of workers have names
 that say what ran (``log_name``, ``system/log_file.py``), and lines that begin with a time and the
@@ -7,14 +7,20 @@ name of the task or actor that wrote them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import re
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from miniray.common.process_state import python_command
 from miniray.system.log_file import stamp, work_in_name
+from miniray.system.programs import HelperFailedError, output_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +31,8 @@ _BLOCK, MOST_SEARCHED, _MOST_RETURNED = 256 * 1024, 512 << 20, 4 << 20
 _MOST_OF_LINE = 16 * 1024
 #: Lines that are returned at most, and files that are looked at: the latest.
 MOST_LINES, MOST_FILES = 100_000, 10_000
+#: Seconds after which a process that searches ends by itself, as when its daemon is gone.
+_LONGEST = 60
 _WORKER = re.compile(
     r"worker-(?P<work>.+)-(?P<pid>\d+)-(?P<time>\d{8}-\d{6})-(?P<worker>[0-9a-f]{16})"
     r"(?:-(?P<actor>[0-9a-f]{32}))?\.(?P<stream>out|err)(?P<older>\.\d+)?$"
@@ -277,3 +285,34 @@ def _limited(lines: Iterable[LogLineRead]) -> list[LogLineRead]:
             break
         kept.append(line)
     return kept[::-1]
+
+
+async def search(folder: Path, query: LogQuery, seconds: float) -> dict[str, Any]:
+    """Do as ``read``; in a process of its own if a pattern is searched for.
+
+    A regular expression may take hours for one line, and Python's ``re`` lets no other thread run
+    meanwhile: a daemon that searched itself would fall silent, and be given up.
+
+    Raises:
+        ValueError: The regular expression is none.
+        TimeoutError: To search takes longer than so many seconds.
+        OSError: The folder cannot be read, or the process failed.
+    """
+    if pattern(query.grep) is None:
+        return await asyncio.to_thread(read, folder, query)
+    program = sys.executable, "-c", python_command("miniray.logs.log_files")
+    asked = json.dumps([str(folder), dataclasses.asdict(query)]).encode()
+    try:
+        found: dict[str, Any] = json.loads(await output_of(program, seconds, asked))
+    except TimeoutError:
+        raise TimeoutError(f"to search takes more than {seconds:g} s") from None
+    except HelperFailedError as error:
+        raise OSError(f"the search failed: {error}") from None
+    return found
+
+
+def main() -> None:
+    """Search for another process: folder and query come on stdin."""
+    signal.alarm(_LONGEST)
+    folder, query = json.load(sys.stdin)
+    json.dump(read(Path(folder), LogQuery(**query)), sys.stdout)

@@ -194,12 +194,11 @@ class Probes:
 
         ``ends``: by node, what was read already; None: nothing.
         """
-        from miniray.logs.log_files import LogQuery, read_on
-        from miniray.logs.log_search import find
+        from miniray.logs.log_files import LogQuery, read_on, search
 
         folder, wanted = self._node.logs, LogQuery(**query)
         if ends is None:
-            return await find(folder, wanted, seconds)
+            return await search(folder, wanted, seconds)
         own = ends.get(self._node.node_id.hex(), {})
         return await asyncio.to_thread(read_on, folder, wanted, own)
 

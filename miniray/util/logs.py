@@ -20,8 +20,8 @@ from miniray.logs.log_files import (
     found_in,
     order,
     pattern,
+    search,
 )
-from miniray.logs.log_search import find
 from miniray.profiling import targets
 from miniray.profiling.targets import TargetError, actors_called, answers, process_called
 
@@ -187,7 +187,7 @@ def _add_dead(found: Logs, node: dict[str, Any], query: LogQuery) -> None:
         )
         return
     try:
-        found.add(name, asyncio.run(find(folder, query, _PATIENCE)))
+        found.add(name, asyncio.run(search(folder, query, _PATIENCE)))
     except OSError as error:  # a timeout is one, too
         found.notes.append(f"Node {name[:8]}: {error}.")
 
@@ -197,7 +197,7 @@ def of_folders(folders: tuple[Path, ...], query: LogQuery) -> Logs:
     found = Logs()
     for folder in folders:
         try:
-            found.add("", asyncio.run(find(folder, query, _PATIENCE)))
+            found.add("", asyncio.run(search(folder, query, _PATIENCE)))
         except TimeoutError as error:  # noqa: PERF203 - a search takes far longer
             raise TimeoutError(f"The logs in {folder}: {error}.") from None
     return found.sorted(query.tail)

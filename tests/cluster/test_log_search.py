@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.logs.log_files import LogQuery, read
-from miniray.logs.log_search import find
+from miniray.logs.log_files import LogQuery, read, search
 from miniray.system.log_file import log_name, stamped
 from miniray.util import logs
 
@@ -27,7 +26,7 @@ def written(folder: Path, *lines: str) -> Path:
 def test_a_search_finds_what_a_reading_finds(tmp_path: Path) -> None:
     query = LogQuery(grep="needle|\u00e9", tail=5)
     folder = written(tmp_path, "hay", "a needle", "caf\u00e9")
-    found = asyncio.run(find(folder, query, 60.0))
+    found = asyncio.run(search(folder, query, 60.0))
     assert [tuple(line) for line in found["lines"]] == read(folder, query)["lines"]
     assert len(found["lines"]) == 2
     assert found["ends"] == read(folder, query)["ends"]
@@ -38,7 +37,7 @@ def test_a_search_without_an_end_is_given_up_and_lets_the_daemon_run(tmp_path: P
     query = LogQuery(grep="(a+)+$")
 
     async def run() -> int:
-        searching = asyncio.create_task(find(folder, query, 2.0))
+        searching = asyncio.create_task(search(folder, query, 2.0))
         turns = 0
         while not searching.done():
             await asyncio.sleep(0.05)

@@ -62,11 +62,11 @@ def test_a_node_that_is_gone_and_whose_files_cannot_be_searched_leaves_the_other
             place = {"session_dir": str(tmp_path), "hostname": os.uname().nodename}
             return [{**each, **place} for each in super().listing(what)]
 
-    async def find(*_: Any) -> Any:
+    async def search(*_: Any) -> Any:
         raise OSError("the search failed: no memory")
 
     (tmp_path / "logs").mkdir()
-    monkeypatch.setattr(logs_of_nodes, "find", find)
+    monkeypatch.setattr(logs_of_nodes, "search", search)
     cluster: Any = Here()
     found = logs(cluster, Whose(LogQuery()))
     assert [each.text for each in found.lines] == ["apple", "pear"]
