@@ -28,8 +28,7 @@ from miniray.common.object_ref import new_id
 from miniray.common.process_state import ENOUGH, raise_limit
 from miniray.engines import choose, start_ray
 from miniray.exceptions import NodeDiedError
-from miniray.logs.log_printer import LogBatch
-from miniray.logs.log_thread import LogThread, left_out_note
+from miniray.logs.log_printer import LogBatch, LogThread, left_out_note
 from miniray.security.token import TOKEN_VARIABLE, take_token
 from miniray.version import PYTHON_VERSION
 

@@ -1,15 +1,18 @@
-"""Prints what workers write on the driver's own streams.
+"""What a driver prints of its workers' output and of the head's warnings, in a thread of its own.
 
 Each line gets a prefix that says who wrote it. ``LogDeduplicator`` decides what is folded, which
-lines of a trace never are: they come in one piece. Bars, and how the terminal is written to, are
-in ``screen.py``.
+lines of a trace never are: they come in one piece. ``LogThread`` keeps the order, bounds what
+waits, and prints the rest at the end; a paused terminal holds up its thread only. Bars, and how the
+terminal is written to, are in ``screen.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
 import os
+import queue
 import re
 import threading
 import time
@@ -22,6 +25,8 @@ from miniray.logs.screen import SCREEN, BarKey, BarRegion, is_terminal, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
 
 #: Prefixes alternate between these (magenta, cyan, yellow, blue and their bright forms).
 _COLOURS = (35, 36, 33, 34, 95, 96, 93, 94)
@@ -43,6 +48,12 @@ _MOST_TRACES = 1000
 #: Seconds, and lines, for which a trace waits for its end.
 _TRACE_WAIT = 0.2
 _TRACE_LINES = 1000
+#: Characters that may wait to be printed; what comes beyond that is left out.
+_LIMIT = 64 * 1024 * 1024
+#: So many log files are named in which lines are that were left out.
+_NAMED_FILES = 4
+#: What a line takes beside its characters.
+_LINE_COST = 64
 
 
 class _Source(NamedTuple):
@@ -144,13 +155,10 @@ class _Stream(NamedTuple):
 
 
 class LogPrinter:
-    """Prints batches of lines. Thread-safe; no method raises for a stream that fails.
-
-    Writing takes as long as the stream takes: a paused terminal holds up the caller
-    (see ``log_thread``).
+    """Prints batches of lines, in one thread; no method raises for a stream that fails.
 
     Args:
-        call_later: Calls a function once, after a number of seconds, on any thread. It
+        call_later: Calls a function once, after a number of seconds, in that thread. It
             prints counts of folded lines whose window has passed.
         dedup: Fold lines that several workers write; None takes it from the config.
         window: Seconds over which lines are folded; None takes it from the config.
@@ -177,63 +185,48 @@ class LogPrinter:
         self._bars = BarRegion()
         self._timer_at: float | None = None
         self._hint_given = False
-        self._closed = False
-        # Reentrant, since a signal handler may call shutdown while its thread prints.
-        self._lock = threading.RLock()
 
     def print_batch(self, batch: LogBatch) -> None:
         """Print the lines of a worker, or count them if others have written the same."""
-        with self._lock:
-            if self._closed:
-                return
-            now = self._clock()
-            printed = self._due(now)
-            source = _Source(batch.node, batch.pid, batch.name)
-            prefix = _prefix(source, batch.is_stderr)
-            bars_changed = False
-            for line in batch.lines:
-                row = bar_row(line)
-                if row is None:
-                    bars_changed |= self._finish_row(batch)
-                    printed += self._line(batch, source, prefix, line, now)
-                elif is_terminal(stream(batch.is_stderr)):
-                    self._update_bar(batch, row, line.rstrip("\r"))
-                    bars_changed = True
-            if printed or bars_changed:
-                self._show(printed)
-            self._set_timer(now)
+        now = self._clock()
+        printed = self._due(now)
+        source = _Source(batch.node, batch.pid, batch.name)
+        prefix = _prefix(source, batch.is_stderr)
+        bars_changed = False
+        for line in batch.lines:
+            row = bar_row(line)
+            if row is None:
+                bars_changed |= self._finish_row(batch)
+                printed += self._line(batch, source, prefix, line, now)
+            elif is_terminal(stream(batch.is_stderr)):
+                self._update_bar(batch, row, line.rstrip("\r"))
+                bars_changed = True
+        if printed or bars_changed:
+            self._show(printed)
+        self._set_timer(now)
 
     def print_note(self, text: str) -> None:
         """Print a line of miniray itself on stderr, above the progress bars."""
-        with self._lock:
-            if not self._closed:
-                self._show([(True, text)])
+        self._show([(True, text)])
 
     def close(self) -> None:
         """Print the counts that are still held back, and forget the progress bars."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._bars.clear()
-            printed = [line for trace in self._traces.values() for line in trace.take()]
-            printed += [
-                (is_stderr, self._folded_line(folded, is_stderr))
-                for is_stderr, deduplicator in self._deduplicators.items()
-                for folded in deduplicator.drain()
-            ]
-            self._show(printed)
+        self._bars.clear()
+        printed = [line for trace in self._traces.values() for line in trace.take()]
+        printed += [
+            (is_stderr, self._folded_line(folded, is_stderr))
+            for is_stderr, deduplicator in self._deduplicators.items()
+            for folded in deduplicator.drain()
+        ]
+        self._show(printed)
 
     def _on_timer(self) -> None:
-        with self._lock:
-            self._timer_at = None
-            if self._closed:
-                return
-            now = self._clock()
-            printed = self._due(now)
-            if printed:
-                self._show(printed)
-            self._set_timer(now)
+        self._timer_at = None
+        now = self._clock()
+        printed = self._due(now)
+        if printed:
+            self._show(printed)
+        self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
         times = [deduplicator.next_due() for deduplicator in self._deduplicators.values()]
@@ -359,3 +352,113 @@ def _coloured(text: str, colour: int, is_stderr: bool) -> str:
     if "NO_COLOR" in os.environ or not is_terminal(stream(is_stderr)):
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def left_out_note(counts: Sequence[tuple[str, str, int]], own_node: str) -> str:
+    """Say where lines of workers are that this driver was not sent."""
+    most = sorted(((count, path, node) for node, path, count in counts), reverse=True)
+    places = [
+        f"{count:,} in {path}{f' on node {node}' if node != own_node else ''}"
+        for count, path, node in most[:_NAMED_FILES]
+    ]
+    if len(most) > _NAMED_FILES:
+        rest = sum(count for count, *_ in most[_NAMED_FILES:])
+        places.append(f"{rest:,} in {len(most) - _NAMED_FILES} more files there")
+    total = sum(count for *_, count in counts)
+    return (
+        f"miniray: {total:,} lines of workers are left out here, because this program did not "
+        f"read them in time: {', '.join(places)}."
+    )
+
+
+def _cost(item: LogBatch | str) -> int:
+    lines = [item] if isinstance(item, str) else item.lines
+    return sum(map(len, lines)) + _LINE_COST * len(lines)
+
+
+class LogThread:
+    """Prints in a daemon thread of its own. Output is put in by one thread.
+
+    Args:
+        logs: Folder of the log files, which a note names if output is left out.
+        limit: Characters that may wait; default 64 Mi.
+    """
+
+    def __init__(self, logs: str, *, limit: int = _LIMIT) -> None:
+        self._logs = logs
+        self._limit = limit
+        self._queue: queue.SimpleQueue[LogBatch | str | None] = queue.SimpleQueue()
+        # Each counter is written by one thread only, so that no lock is needed: a signal
+        # handler may call shutdown while its thread is in here.
+        self._put = 0
+        self._printed = 0
+        self._left_out = 0
+        self._left_out_told = 0
+        self._timer: tuple[float, Callable[[], None]] | None = None
+        self._printer = LogPrinter(self._call_later)
+        self._thread = threading.Thread(target=self._run, name="miniray-output", daemon=True)
+        self._thread.start()
+
+    def put(self, item: LogBatch | str) -> None:
+        """Print lines of a worker, or of miniray itself, soon; never waits."""
+        cost = _cost(item)
+        if self._put - self._printed + cost > self._limit:
+            self._left_out += 1 if isinstance(item, str) else len(item.lines)
+            return
+        self._put += cost
+        self._queue.put(item)
+
+    def close(self) -> None:
+        """Print what waits, then end; give up when the terminal takes nothing for a while."""
+        self._queue.put(None)
+        before = -1
+        while self._thread.is_alive() and before != self._printed:
+            before = self._printed
+            self._thread.join(config().stop_grace)
+        if self._thread.is_alive():
+            logger.warning("output of workers is left unprinted; all of it is in %s", self._logs)
+
+    # --- the thread ----------------------------------------------------------------
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=self._wait())
+            except queue.Empty:
+                self._run_timer()
+                continue
+            if item is None:
+                break
+            self._print(item)
+            self._tell_left_out()
+            self._run_timer()
+        self._tell_left_out()
+        self._printer.close()
+
+    def _print(self, item: LogBatch | str) -> None:
+        if isinstance(item, str):
+            self._printer.print_note(item)
+        else:
+            self._printer.print_batch(item)
+        self._printed += _cost(item)
+
+    def _tell_left_out(self) -> None:
+        count = self._left_out - self._left_out_told
+        if count:
+            self._left_out_told += count
+            self._printer.print_note(
+                f"miniray: {count} lines are left out here, because they came faster than they "
+                f"could be printed. What workers have printed is in {self._logs}."
+            )
+
+    def _call_later(self, delay: float, callback: Callable[[], None]) -> None:
+        """Set the printer's timer; it has at most one, and sets it in this thread."""
+        self._timer = (time.monotonic() + delay, callback)
+
+    def _wait(self) -> float | None:
+        return None if self._timer is None else max(0.0, self._timer[0] - time.monotonic())
+
+    def _run_timer(self) -> None:
+        if self._wait() == 0 and self._timer is not None:
+            _, callback = self._timer
+            self._timer = None
+            callback()

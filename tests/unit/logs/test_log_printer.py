@@ -2,7 +2,6 @@ import io
 import os
 import pty
 import sys
-import threading
 
 import pytest
 from terminal import screen
@@ -121,19 +120,6 @@ def test_characters_that_the_stream_can_not_hold_are_escaped(printer, monkeypatc
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     printer.print_batch(batch("é"))
     assert raw.getvalue() == b"(f pid=1) \\xe9\n"
-
-
-def test_many_threads_may_print(timers, capsys):
-    printer = LogPrinter(timers.call_later, dedup=False)
-    threads = [
-        threading.Thread(target=lambda pid=pid: printer.print_batch(batch(*["x"] * 200, pid=pid)))
-        for pid in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(capsys.readouterr().out.splitlines()) == 800
 
 
 # --- folding --------------------------------------------------------------------------------
@@ -276,9 +262,6 @@ def test_a_count_that_is_held_back_is_printed_at_shutdown(printer, capsys):
         printer.print_batch(batch("same", pid=pid))
     printer.close()
     assert "[repeated 3x]" in capsys.readouterr().out
-    printer.close()
-    printer.print_batch(batch("late"))
-    assert capsys.readouterr().out == ""
 
 
 def test_no_timer_runs_while_nothing_is_held_back(printer, timers):

@@ -12,8 +12,7 @@ import pytest
 from watched_output import watch
 
 from miniray.common.config import config
-from miniray.logs.log_printer import LogBatch
-from miniray.logs.log_thread import LogThread, left_out_note
+from miniray.logs.log_printer import LogBatch, LogThread, left_out_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
