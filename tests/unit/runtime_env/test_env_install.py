@@ -11,9 +11,13 @@ from open_files import locked_files
 from tiny_wheel import tiny_wheel
 
 from miniray.exceptions import RuntimeEnvSetupError
-from miniray.runtime_env import pip
 from miniray.runtime_env.cache import FolderCache, collect
-from miniray.runtime_env.install import EnvironmentManager, expand, needs_fresh_interpreter
+from miniray.runtime_env.install import (
+    EnvironmentManager,
+    expand,
+    needs_fresh_interpreter,
+    venv_key,
+)
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -289,9 +293,9 @@ def test_what_a_killed_builder_left_is_collected(tmp_path):
 
 def test_a_rebuilt_local_wheel_is_another_virtual_environment(tmp_path):
     entry = pip_entry(tiny_wheel(tmp_path))["pip"]
-    first = pip.venv_key(entry, {})
-    assert pip.venv_key(entry, {}) == first
-    assert pip.venv_key(entry, {"A": "1"}) == first
-    assert pip.venv_key(entry, {"PIP_INDEX_URL": "x"}) != first
+    first = venv_key(entry, {})
+    assert venv_key(entry, {}) == first
+    assert venv_key(entry, {"A": "1"}) == first
+    assert venv_key(entry, {"PIP_INDEX_URL": "x"}) != first
     tiny_wheel(tmp_path, value=1000)
-    assert pip.venv_key(entry, {}) != first
+    assert venv_key(entry, {}) != first
