@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray.actor import ActorHandle
-from miniray.client.forks import forget_with
 from miniray.client.init_options import check_init
 from miniray.common import runtime as _runtime
 from miniray.common.object_ref import ObjectRef
@@ -53,6 +52,15 @@ _lock = threading.RLock()
 _context: InitContext | None = None
 #: The process that called init(): a forked child must not end its parent's cluster.
 _owner_pid: int | None = None
+
+
+def _renew_lock() -> None:
+    """Run in a forked child: another thread of its parent may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def init(
@@ -161,15 +169,6 @@ def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = F
             set_runtime(None)
             _context = None
             _owner_pid = None
-
-
-def forget() -> None:
-    """Forget the parent's cluster in a forked child, and a lock that another thread held."""
-    global _lock, _context, _owner_pid
-    _lock = threading.RLock()
-    _context = None
-    _owner_pid = None
-    atexit.unregister(shutdown)
 
 
 def is_initialized() -> bool:
@@ -441,6 +440,3 @@ def get_gpu_ids() -> list[int] | list[str]:
     """Return the ids of the GPUs that this worker may use; strings where they are not numbers."""
     ids = current_runtime().context().accelerator_ids.get("GPU", [])
     return [int(id) for id in ids] if all(id.isdecimal() for id in ids) else list(ids)
-
-
-forget_with(forget)

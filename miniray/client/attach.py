@@ -1,14 +1,21 @@
-"""Attaching a process to its node's daemon: the I/O thread, the link and the runtime."""
+"""Attaching a process to its node's daemon: the I/O thread, the link and the runtime.
+
+A child that user code forks closes the sockets that it inherited, counts no refs, runs none of our
+exit functions, and is refused the API until it calls ``init()`` itself. It may read the arrays that
+its parent had: nobody writes into that memory again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls import context
 from miniray.client.cluster_runtime import ClusterRuntime, ProcessHooks
+from miniray.common.runtime import refuse_runtime
 from miniray.objects.ignored_signals import IgnoredSignals
 from miniray.wire.io_loop import IOLoop
 from miniray.wire.node_link import NodeLink
@@ -86,13 +93,12 @@ class Attachment:
                 "default_actor_lifetime", "non_detached"
             ),
         )
+        process = process or ProcessHooks()
         self.runtime = ClusterRuntime(
-            self.facts,
-            self.link,
-            self.loop,
-            process or ProcessHooks(),
-            lambda: on_shutdown(self),
+            self.facts, self.link, self.loop, process, lambda: on_shutdown(self)
         )
+        if introduction.role != "command":
+            _close_in_forked_children(self.runtime, process.in_forked_child)
 
     def open(self) -> None:
         """Begin to handle pushes: the runtime's handlers are complete."""
@@ -127,9 +133,53 @@ class Attachment:
 
     def close(self) -> None:
         """Close all sockets and end the I/O thread."""
+        if _open_runtime is not None and _open_runtime[0] is self.runtime:
+            _forget_runtime()
         if self._ignored is not None:
             self._ignored.remove()
         self.runtime.peers.close()
         self.runtime.shared_memory.close()
         self.link.close()
         self.loop.stop()
+
+
+#: What forked children close, and what they call then.
+_open_runtime: tuple[ClusterRuntime, Callable[[], None]] | None = None
+
+
+def _close_in_forked_children(runtime: ClusterRuntime, in_child: Callable[[], None]) -> None:
+    global _open_runtime
+    _open_runtime = (runtime, in_child)
+    _watch_forks()
+
+
+def _forget_runtime() -> None:
+    global _open_runtime
+    _open_runtime = None
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_before_fork, after_in_child=_leave_parent)
+
+
+def _before_fork() -> None:
+    """Run in the parent: the child inherits its mappings."""
+    if _open_runtime is not None:
+        _open_runtime[0].shared_memory.before_fork()
+
+
+def _leave_parent() -> None:
+    """Run in the child before anything else: takes no lock, another thread may have held it."""
+    if _open_runtime is None:
+        return
+    runtime, in_child = _open_runtime
+    _forget_runtime()
+    runtime.abandon()
+    refuse_runtime(
+        f"This process ({os.getpid()}) was forked from process {os.getppid()}, which is attached "
+        "to a cluster, and shares nothing with it. Use miniray in the parent, and pass plain "
+        "values to the child; or call miniray.init() here, to attach this process as a driver of "
+        "its own."
+    )
+    in_child()

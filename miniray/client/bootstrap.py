@@ -14,7 +14,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from miniray.client import forks
 from miniray.client.cluster_choice import (
     LocalNode,
     latest_cluster,
@@ -234,7 +233,6 @@ def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         opens = f"`miniray dashboard --address {node.address}` opens it"
         text = f"The page of this cluster is at {node.dashboard_url}: {opens}."
         runtime.loop.call_soon(lambda: output.warn(text))
-    forks.guard(attachment)
     attachment.open()
     return runtime, {
         "node_id": node.node_id,
@@ -320,7 +318,6 @@ def _start_node(options: InitOptions) -> LocalNode:
 
 def _shut_down(attachment: Attachment, output: DriverOutput, node: LocalNode) -> None:
     """Leave the cluster; an embedded one ends, and its last process is awaited."""
-    forks.unguard()
     try:
         output.fetch()
         if node.process is not None:

@@ -11,7 +11,6 @@ import logging
 import pickle
 import sys
 import threading
-import time
 from concurrent.futures.thread import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +19,11 @@ from miniray.calls.calls import CallTable
 from miniray.calls.recovery import ValueRecovery
 from miniray.calls.task_client import TaskClient
 from miniray.client.actor_clients import ActorClients
-from miniray.client.call_reports import CallReports
 from miniray.client.cluster_requests import ClusterRequests
 from miniray.client.job_uploads import JobUploads
 from miniray.client.object_access import ObjectAccess
-from miniray.client.object_reports import ObjectReports
 from miniray.client.ref_tracking import RefTracking
+from miniray.client.reports import Answers, CallReports, ObjectReports
 from miniray.client.submission import Returns, Submission
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.common.runtime import ActorLocation, Runtime, RuntimeContextData
@@ -55,63 +53,15 @@ if TYPE_CHECKING:
 FUTURE_THREAD, _FUTURE_THREADS = "miniray-future", 32
 
 
-class Answers:
-    """The questions that this process can answer."""
-
-    def __init__(self, link: NodeLink) -> None:
-        self._link = link
-        #: By name: functions of the question's arguments, which run in the I/O thread. One that
-        #: has much to look at returns a function, which a thread of its own runs for the answer.
-        self.by_name: dict[str, Callable[..., Any]] = {"metrics": self.metrics}
-
-    def metrics(self) -> list[tuple[Any, ...]]:
-        """Return the series of all answers whose names begin with "metrics of "."""
-        known = list(self.by_name.items())
-        return [row for name, rows in known if name.startswith("metrics of ") for row in rows()]
-
-    def on_asked(self, number: int, what: str, arguments: tuple[Any, ...], deadline: float) -> None:
-        """Answer the daemon.
-
-        Args:
-            number: Of the question.
-            what: Its name.
-            arguments: Those of the function that answers it.
-            deadline: When nobody waits any more, on the clock of this machine.
-        """
-        if time.monotonic() > deadline:
-            return
-        handler = self.by_name.get(what)
-        if handler is None:
-            self._tell(number, None, f"this process has no answer to {what!r}")
-            return
-        answer, missing = _result(handler, *arguments)
-        if not callable(answer):
-            self._tell(number, answer, missing)
-            return
-
-        def run() -> None:
-            told = _result(answer)
-            if time.monotonic() <= deadline:
-                self._tell(number, *told)
-
-        threading.Thread(target=run, name="miniray-answer", daemon=True).start()
-
-    def _tell(self, number: int, answer: Any, missing: str) -> None:
-        self._link.node_notice("answer", number, (answer, missing))
-
-
-def _result(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    try:
-        return handler(*arguments), ""
-    except Exception as error:  # noqa: BLE001 - it is the answer
-        return None, f"{type(error).__name__}: {error}"
-
-
 logger = logging.getLogger(__name__)
 
 
 def _plain_wait(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
     return wait(timeout)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _no_actor() -> None:
@@ -130,6 +80,8 @@ class ProcessHooks(NamedTuple):
     #: The calls that it was given and that have not ended, for reports: id, name, and for how many
     #: seconds each runs (None: it waits for its turn).
     works: Callable[[], Iterable[tuple[bytes, str, float | None]]] = tuple
+    #: Called in a child that user code forks, after what it inherited is closed.
+    in_forked_child: Callable[[], None] = _nothing
 
 
 class ClusterRuntime(Runtime):

@@ -21,7 +21,6 @@ import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.calls import context
-from miniray.client import forks
 from miniray.client.attach import Attachment, Introduction
 from miniray.client.cluster_runtime import ProcessHooks
 from miniray.client.handover import await_others, hand_over
@@ -78,7 +77,13 @@ class WorkerProcess:
             timeout=config().worker_start_timeout,
             on_shutdown=lambda _attachment: None,
             on_lost=_daemon_lost,
-            process=ProcessHooks(self._block, self._end_actor, self._executing, self._works),
+            process=ProcessHooks(
+                self._block,
+                self._end_actor,
+                self._executing,
+                self._works,
+                self._in_forked_child,
+            ),
         )
         self.runtime = self._attachment.runtime
         self.runtime.on_topic["lease"] = self._on_lease
@@ -87,7 +92,6 @@ class WorkerProcess:
         self._apply()
         set_runtime(self.runtime)
         sys.breakpointhook = self._on_breakpoint
-        forks.guard(self._attachment, self._in_forked_child)
 
     def _block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
         return self.executor.block(wait, timeout)

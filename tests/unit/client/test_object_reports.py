@@ -9,8 +9,8 @@ import pytest
 from process_doubles import NODE, Caller, packed
 
 from miniray.client.cluster_runtime import Answers
-from miniray.client.object_reports import ObjectReports
 from miniray.client.ref_tracking import RefTracking
+from miniray.client.reports import ObjectReports
 from miniray.messages import protocol as p
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""What this process reports of its objects when its daemon asks: `miniray memory` shows it.
+"""What this process reports when its daemon asks: of its calls, its objects and its metrics.
+
+Nothing is recorded for it: open calls and objects are in their tables, and what a call waits for is
+read from the frames of threads and coroutines when the question comes. `miniray list tasks`, `why`
+and `memory` show it.
 
 A ref is one Python object: user code, a call in flight and a value that contains it may all hold
 the same one. A ref that a call or a value is seen to hold is counted as theirs alone.
@@ -6,20 +10,28 @@ the same one. A ref that a call or a value is seen to hold is counted as theirs 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import heapq
+import itertools
 import operator
-from typing import TYPE_CHECKING, NamedTuple
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from miniray.calls.actor_client import ActorClient
 from miniray.calls.call import Call
-from miniray.common.names import describe
-from miniray.common.object_ref import owner_of
+from miniray.calls.task_groups import TaskGroup
+from miniray.common.names import describe, short_name
+from miniray.common.object_ref import call_id, owner_of
+from miniray.common.series import COUNTED, SECONDS, Series, how_many
 from miniray.common.state_types import PICKLED, order
 from miniray.messages.value import is_error, is_shared, location_of, place_of, size_of
+from miniray.objects.waiting import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
-    from typing import Any
 
     from miniray.calls.call import Origin
     from miniray.calls.calls import CallTable
@@ -27,13 +39,226 @@ if TYPE_CHECKING:
     from miniray.client.ref_tracking import RefTracking
     from miniray.common.names import CallSite
     from miniray.common.object_ref import ObjectRef
+    from miniray.common.series import Row, Tags
     from miniray.common.state_types import Hold, ObjectRow, ObjectsHeld, ReferenceType
     from miniray.messages.value import Value
     from miniray.objects.objects import Entry, ObjectTable
+    from miniray.wire.node_link import NodeLink
 
-
+#: Frames of a stack, ids of a wait, and threads and coroutines that are told, at most.
+_MAX_FRAMES, _MAX_IDS, _MAX_THREADS = 100, 1000, 2000
+#: What waits for values, by its code: the local variable that has them.
+_WAITS = {
+    getattr(function, "__wrapped__", function).__code__: local
+    for function, local in ((Waits.for_values, "pending"), (Waits.for_value, "entry"))
+}
 #: Names that are listed for one reason.
 _MAX_NAMES = 3
+
+
+class Answers:
+    """The questions that this process can answer."""
+
+    def __init__(self, link: NodeLink) -> None:
+        self._link = link
+        #: By name: functions of the question's arguments, which run in the I/O thread. One that
+        #: has much to look at returns a function, which a thread of its own runs for the answer.
+        self.by_name: dict[str, Callable[..., Any]] = {"metrics": self.metrics}
+
+    def metrics(self) -> list[tuple[Any, ...]]:
+        """Return the series of all answers whose names begin with "metrics of "."""
+        known = list(self.by_name.items())
+        return [row for name, rows in known if name.startswith("metrics of ") for row in rows()]
+
+    def on_asked(self, number: int, what: str, arguments: tuple[Any, ...], deadline: float) -> None:
+        """Answer the daemon.
+
+        Args:
+            number: Of the question.
+            what: Its name.
+            arguments: Those of the function that answers it.
+            deadline: When nobody waits any more, on the clock of this machine.
+        """
+        if time.monotonic() > deadline:
+            return
+        handler = self.by_name.get(what)
+        if handler is None:
+            self._tell(number, None, f"this process has no answer to {what!r}")
+            return
+        answer, missing = _result(handler, *arguments)
+        if not callable(answer):
+            self._tell(number, answer, missing)
+            return
+
+        def run() -> None:
+            told = _result(answer)
+            if time.monotonic() <= deadline:
+                self._tell(number, *told)
+
+        threading.Thread(target=run, name="miniray-answer", daemon=True).start()
+
+    def _tell(self, number: int, answer: Any, missing: str) -> None:
+        self._link.node_notice("answer", number, (answer, missing))
+
+
+def _result(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    try:
+        return handler(*arguments), ""
+    except Exception as error:  # noqa: BLE001 - it is the answer
+        return None, f"{type(error).__name__}: {error}"
+
+
+# --- calls -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class CallReports:
+    """Answers the daemon."""
+
+    #: Objects and calls of this process.
+    table: ObjectTable
+    calls: CallTable
+    #: Those that this process made or has called.
+    actors: ActorClients
+    #: As ``ProcessHooks.works``.
+    works: Callable[[], Iterable[tuple[bytes, str, float | None]]]
+
+    def told(self, limit: int, detail: bool) -> Callable[[], dict[str, Any]]:
+        """Return what makes the report, for a thread: there may be a million calls.
+
+        Args:
+            limit: How many calls are told one by one: the oldest.
+            detail: Whether to tell what threads and coroutines do.
+        """
+        open_calls = [*list(self.calls.open.values()), *self.actors.creations()]
+        works = list(self.works())
+        threads = list(_threads()) if detail else []
+        return lambda: self._report(open_calls, works, threads, limit)
+
+    def metrics(self) -> list[Row]:
+        """Return how many calls have ended and how long they took, as rows (common/series.py).
+
+        Includes all other counts of this process.
+        """
+        found = Series()
+        found.add(COUNTED.rows())
+        for kind, ended in self.calls.ended.by_kind.items():
+            for outcome, by_name in zip(("finished", "failed"), ended, strict=True):
+                for name, times in [*by_name.items()]:
+                    ends, lasts, tags = _ended_metrics(kind, short_name(name))
+                    found.count(ends, (*tags, ("outcome", outcome)), how_many(times))
+                    if kind == "ACTOR_TASK":
+                        found.count("actor_busy_seconds_total", tags[:1], times[-1])
+                    if outcome == "finished":
+                        found.add([("histogram", lasts, "", SECONDS, tags, times)])
+        return found.rows()
+
+    def _report(
+        self,
+        open_calls: list[Call],
+        works: list[tuple[bytes, str, float | None]],
+        threads: list[dict[str, Any]],
+        limit: int,
+    ) -> dict[str, Any]:
+        states: collections.Counter[tuple[str, str, str]] = collections.Counter()
+        for call in open_calls:
+            states[_kind(call), call.name, call.status] += 1
+        works.sort(key=lambda work: work[2] is None)  # those that run first
+        by_name: dict[str, tuple[int, float]] = {}
+        for _, name, seconds in works:
+            if seconds is not None:
+                count, longest = by_name.get(name, (0, 0.0))
+                by_name[name] = count + 1, max(longest, seconds)
+        return {
+            "calls": [self._row(call) for call in open_calls[:limit]],
+            "states": [(*key, count) for key, count in states.items()],
+            "ended": self.calls.ended.told(),
+            #: Id, name, and for how many seconds it runs; None: it is queued.
+            "works": works[:limit],
+            #: By name, how many run, and for how long the longest of them.
+            "running_by_name": by_name,
+            "num_queued": sum(seconds is None for *_, seconds in works),
+            "threads": threads,
+            "datasets": _datasets(),
+        }
+
+    def _row(self, call: Call) -> dict[str, Any]:
+        peer, channel = call.peer, call.channel
+        own = call_id(self.table.process_id, call.number)
+        return {
+            "task_id": call.return_ids[0] if call.return_ids else own,
+            "makes": call.cancel_ids,
+            "name": call.name,
+            "type": _kind(call),
+            "state": call.status,
+            "actor_id": channel.actor_id if isinstance(channel, ActorClient) else b"",
+            "node": peer.node_id if peer is not None else b"",
+            "process": peer.process_id if peer is not None else b"",
+            "needs": self._missing(call),
+            "attempt": call.tries - 1,
+        }
+
+    def _missing(self, call: Call) -> list[bytes]:
+        """Return the ids of a call's refs that have no value yet."""
+        ids = [id for _, id, _, value in call.refs if value is None]
+        entries = ((id, self.table.entry(id)) for id in ids[:_MAX_IDS])
+        return [id for id, entry in entries if entry is not None and entry.value is None]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    """Return what the datasets do that this process executes, if it has any."""
+    stats = sys.modules.get("miniray.data.stats")
+    return stats.running() if stats is not None else []
+
+
+def _ended_metrics(kind: str, name: str) -> tuple[str, str, Tags]:
+    """Return the metrics of how many calls of a name have ended and how long, and their tags."""
+    if kind == "NORMAL_TASK":
+        return "tasks_finished_total", "task_seconds", (("function", name),)
+    of, _, method = name.rpartition(".")
+    return "actor_calls_total", "actor_call_seconds", (("class", of), ("method", method))
+
+
+def _kind(call: Call) -> str:
+    if isinstance(call.channel, ActorClient):
+        return "ACTOR_TASK"
+    return "NORMAL_TASK" if isinstance(call.options, TaskGroup) else "ACTOR_CREATION_TASK"
+
+
+# --- threads and coroutines --------------------------------------------------------------
+
+
+def _threads() -> Iterator[dict[str, Any]]:
+    """Yield what threads and coroutines of user code do: call, what is waited for, stack."""
+    from miniray.profiling.stacks import chains, execution_of
+
+    for chain in itertools.islice(chains(), _MAX_THREADS):
+        waits: list[bytes] = []
+        needed = 0
+        for frame in reversed(chain.frames):
+            local = _WAITS.get(frame.f_code)
+            if local is not None:
+                waits = _ids_of(frame.f_locals.get(local, ()))
+                needed = min(int(frame.f_locals.get("needed", 1)), len(waits))
+        stack, execution = chain.stack(), chain.execution or execution_of(chain.frames)
+        if stack or waits:
+            yield {
+                "thread": chain.who,
+                "task_id": execution.task_id if execution is not None else b"",
+                "waits_for": waits,
+                #: How many of these it needs.
+                "needed": needed,
+                "stack": stack[-_MAX_FRAMES:],
+            }
+
+
+def _ids_of(found: Any) -> list[bytes]:
+    """Return the ids of the entries that a wait still lacks."""
+    entries = found if isinstance(found, (list, tuple)) else [found]
+    return [entry.id for entry in entries if entry.value is None][:_MAX_IDS]
+
+
+# --- objects -----------------------------------------------------------------------------
 
 
 class _Arguments(NamedTuple):
