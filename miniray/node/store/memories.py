@@ -159,7 +159,7 @@ class Memories:
         bisect.insort(self._pool, (memory.capacity, memory.number))
         self.pooled += memory.capacity
         # Warm memory is kept for as much as is in use, so an idle node gives it back.
-        most = min(max(self.used, self.capacity // 8), self.capacity - self.used)
+        most = min(max(self.used, self.capacity // 4), self.capacity - self.used)
         while self._pool and self.pooled > most:
             self._close(self._unpool(0))
 

@@ -185,7 +185,7 @@ def test_an_idle_store_gives_its_memory_back() -> None:
     segments = [written(store, PAGE) for _ in range(64)]
     for segment in segments:
         store.free(segment.number)
-    assert store.memories.pooled <= CAPACITY // 8
+    assert store.memories.pooled <= CAPACITY // 4
     assert open_memory() <= before + 8
     store.close()
     assert open_memory() == before
