@@ -186,7 +186,7 @@ def test_an_idle_store_gives_its_memory_back() -> None:
     for segment in segments:
         store.free(segment.number)
     assert store.memories.pooled <= CAPACITY // 4
-    assert open_memory() <= before + 8
+    assert open_memory() <= before + 16
     store.close()
     assert open_memory() == before
 
