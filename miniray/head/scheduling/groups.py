@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
 from miniray.common.labels import shared_label
-from miniray.head.scheduling.bundles import total_needs
-from miniray.head.scheduling.planning import may_have_room, plan
+from miniray.head.scheduling.bundles import may_have_room, plan, total_needs
 from miniray.head.scheduling.queues import Domain
 from miniray.head.scheduling.reasons import Reason, ReasonKind, explain, first_quarantined
 from miniray.head.scheduling.resources import bundle_pool

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.bundles import plan
 from miniray.head.scheduling.policies import least_used
 from miniray.head.scheduling.reasons import by_gap
 from miniray.head.scheduling.resources import Reservation

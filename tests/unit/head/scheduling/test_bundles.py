@@ -5,9 +5,8 @@ import itertools
 import pytest
 
 from miniray.common.specs import Allocation, BundleAffinity
-from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus
+from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus, plan
 from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
-from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.reasons import ReasonKind
 from miniray.head.scheduling.resources import ResourcePool, node_pool
 from miniray.head.scheduling.scheduler import ClusterScheduler

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT, parse_needs
 from miniray.common.labels import parse_selector
-from miniray.head.scheduling.bundles import GroupPlacement
+from miniray.head.scheduling.bundles import GroupPlacement, plan
 from miniray.head.scheduling.devices import DeviceGrid, aligned_blocks
-from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.reasons import ReasonKind, explain
 from miniray.head.scheduling.resources import ResourcePool, node_pool
 

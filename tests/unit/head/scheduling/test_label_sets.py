@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.common.labels import describe, parse_selector
-from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus, match
+from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus, match, plan
 from miniray.head.scheduling.demands import Demand
-from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.reasons import ReasonKind
 from miniray.head.scheduling.resources import ResourcePool, node_pool
 from miniray.head.scheduling.scheduler import ClusterScheduler

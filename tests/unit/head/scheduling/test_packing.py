@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT
 from miniray.common.specs import Allocation
-from miniray.head.scheduling.bundles import GroupPlacement
-from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.bundles import GroupPlacement, plan
 from miniray.head.scheduling.resources import Reservation, node_pool
 
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from miniray.common.amounts import UNIT
 from miniray.common.specs import NodeAffinity
 from miniray.head.scheduling import groups
-from miniray.head.scheduling.bundles import GroupPlacement
+from miniray.head.scheduling.bundles import GroupPlacement, plan
 from miniray.head.scheduling.demands import Demand, LeaseRequest
-from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.resources import ResourcePool, node_pool
 from miniray.head.scheduling.scheduler import ClusterScheduler
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT, parse_needs
 from miniray.common.specs import Allocation, BundleAffinity, NodeAffinity, Placement, Spread
-from miniray.head.scheduling.bundles import GroupPlacement
+from miniray.head.scheduling.bundles import GroupPlacement, plan
 from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
-from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.resources import ResourcePool, node_pool
 from miniray.head.scheduling.scheduler import ClusterScheduler
 
