@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 
 from miniray.cli.main import main
-from miniray.cli.services import Services
+from miniray.cli.options import Services
 from miniray.security.token import JoinToken
 from miniray.system import session as sessions
 from miniray.system.boot_options import BootOptions, BootResult

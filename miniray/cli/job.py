@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from miniray.cli.parsing import (
+from miniray.cli.options import (
     DURATION,
     JSON,
     LABELS,
     PAIR,
     SIZE,
     Parsed,
+    finds_cluster,
     json_object,
     json_option,
     pair,
     print_json,
     wrong_use,
 )
-from miniray.cli.services import finds_cluster
 from miniray.cli.status import format_duration
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.client.command_connection import JobConnection
@@ -55,7 +55,7 @@ def job() -> None:
 
 
 def _asks_jobs(function: Callable[..., Any]) -> Any:
-    """Give a command the options of ``cluster_options``, and its function a connection for jobs.
+    """Do as ``finds_cluster``, and give the function a connection for jobs.
 
     Errors in what the user has written become errors of usage.
     """

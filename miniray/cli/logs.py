@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import Parsed, duration, print_notes
-from miniray.cli.services import finds_cluster
+from miniray.cli.options import Parsed, duration, finds_cluster, print_notes
 from miniray.common.names import printable
 from miniray.logs.log_files import MOST_LINES, LogQuery, found_in, pattern
 from miniray.util.logs import Logs, follow, logs, of_folders, whose

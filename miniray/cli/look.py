@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import json_option, print_json, print_notes
-from miniray.cli.services import asks_cluster
+from miniray.cli.options import asks_cluster, json_option, print_json, print_notes
 from miniray.common.names import printable
 
 if TYPE_CHECKING:

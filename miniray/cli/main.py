@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from miniray.cli.services import Services
+from miniray.cli.options import Services
 from miniray.common.config import config
 from miniray.common.names import printable
 from miniray.engines import refuse_on_ray

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import json_option, print_json
-from miniray.cli.services import asks_cluster
+from miniray.cli.options import asks_cluster, json_option, print_json
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.common.names import UNITS, format_bytes
 from miniray.common.object_ref import short_id

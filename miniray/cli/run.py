@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from miniray.cli.parsing import boot_arguments, node_options, wrong_use
+from miniray.cli.options import boot_arguments, node_options, wrong_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniray.cli import stop
-from miniray.cli.parsing import boot_arguments, join_token, node_options, wrong_use
+from miniray.cli.options import boot_arguments, join_token, node_options, wrong_use
 from miniray.cli.tables import describe_amounts
 from miniray.common.host_port import DEFAULT_PORT, parse_address
 from miniray.launch.events import ENDING, StoppedError, events
@@ -24,7 +24,7 @@ from miniray.system.boot_options import (
 from miniray.system.session import ProcessId, find_clusters
 
 if TYPE_CHECKING:
-    from miniray.cli.services import Services
+    from miniray.cli.options import Services
     from miniray.launch.events import Events
     from miniray.system.boot_options import BootResult
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.cli.parsing import CONDITION, json_option, print_json, wrong_use
-from miniray.cli.services import asks_cluster
+from miniray.cli.options import CONDITION, asks_cluster, json_option, print_json, wrong_use
 from miniray.cli.status import describe_bundles, format_duration, starting_for
 from miniray.cli.tables import ID_LENGTH, Section, describe_amounts, draw
 from miniray.common.names import format_bytes, printable

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import json_option, print_json
-from miniray.cli.services import asks_cluster
+from miniray.cli.options import asks_cluster, json_option, print_json
 from miniray.cli.tables import (
     ID_LENGTH,
     Section,

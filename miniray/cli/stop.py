@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import wrong_use
-from miniray.cli.services import asks_cluster
+from miniray.cli.options import asks_cluster, wrong_use
 from miniray.cli.tables import ID_LENGTH
 from miniray.client.cluster_choice import at_address, program_of, running_here
 from miniray.common.config import config

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests_cli_support import one_line
 
-from miniray.cli.parsing import JSON, LABELS, SIZE
+from miniray.cli.options import JSON, LABELS, SIZE
 from miniray.system.session import create_session
 from miniray.version import VERSION
 

@@ -1,8 +1,10 @@
-"""Options that several commands have, and how their texts become values: JSON, labels, sizes."""
+"""Options that several commands have, and what they become: values, a token, a connection."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import os
 import re
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from miniray.util.state_records import Filter
 
     ParamType = click.ParamType[Any]
+
+    from miniray.client.command_connection import CommandConnection
+    from miniray.system.boot_options import BootOptions, BootResult
 else:
     ParamType = click.ParamType  # not generic at run time in older versions of click
 
@@ -44,22 +49,6 @@ def wrong_use(*further: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise click.UsageError(str(error)) from None
-
-
-def cluster_options(command: _Command) -> _Command:
-    """Give a command the options that say which cluster it looks at: address, token_file."""
-    command = click.option(
-        "--token-file",
-        metavar="FILE",
-        help="Read the token of a cluster elsewhere from a file; - is stdin.  [default: "
-        f"{TOKEN_FILE_VARIABLE}, or the token in {TOKEN_VARIABLE}]",
-    )(command)
-    return click.option(
-        "--address",
-        help="Which cluster, as its status or init() tells its address; one that has no node of "
-        "yours on this machine needs its token.  [default: MINIRAY_ADDRESS, else the one started "
-        "last, else that of a running program]",
-    )(command)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -239,3 +228,73 @@ def boot_arguments(given: dict[str, Any]) -> dict[str, Any]:
             )
     arguments["resources"] = {**resources, **devices}
     return arguments
+
+
+# --- the cluster that a command is about ------------------------------------------------
+
+
+def _start_node(options: BootOptions) -> BootResult:
+    from miniray.system.launch import start_node
+
+    return start_node(options)
+
+
+def _connect(address: str | None, token: str | None) -> CommandConnection:
+    from miniray.client.command_connection import connect_for_cli
+
+    with wrong_use():  # of the address or the token
+        return connect_for_cli(address, "--address", token)
+
+
+@dataclasses.dataclass(frozen=True)
+class Services:
+    """How commands reach nodes and clusters; tests put others in their place."""
+
+    start_node: Callable[[BootOptions], BootResult] = _start_node
+    #: Takes an address and a token, where the user gives them.
+    connect: Callable[[str | None, str | None], CommandConnection] = _connect
+
+
+def _cluster_options(command: _Command) -> _Command:
+    """Give a command the options that say which cluster it is about: address, token_file."""
+    command = click.option(
+        "--token-file",
+        metavar="FILE",
+        help="Read the token of a cluster elsewhere from a file; - is stdin.  [default: "
+        f"{TOKEN_FILE_VARIABLE}, or the token in {TOKEN_VARIABLE}]",
+    )(command)
+    return click.option(
+        "--address",
+        help="Which cluster, as its status or init() tells its address; one that has no node of "
+        "yours on this machine needs its token.  [default: MINIRAY_ADDRESS, else the one started "
+        "last, else that of a running program]",
+    )(command)
+
+
+def finds_cluster(function: Callable[..., Any]) -> Any:
+    """Give a command ``--address`` and ``--token-file``, and its function what connects, first.
+
+    A ValueError of the function says what the user has named wrongly.
+    """
+
+    def run(
+        services: Services, /, address: str | None, token_file: str | None, **options: Any
+    ) -> None:
+        with wrong_use():
+            token = join_token(None, token_file) if token_file is not None else None
+        try:
+            function(lambda: services.connect(address, token), **options)
+        except ValueError as error:
+            raise click.ClickException(printable(str(error))) from None
+
+    return _cluster_options(click.pass_obj(functools.update_wrapper(run, function)))
+
+
+def asks_cluster(function: Callable[..., Any]) -> Any:
+    """Do as ``finds_cluster``, and give the function a connection."""
+
+    def run(connect: Callable[[], CommandConnection], /, **options: Any) -> None:
+        with contextlib.closing(connect()) as connection:
+            function(connection, **options)
+
+    return finds_cluster(functools.update_wrapper(run, function))
