@@ -21,8 +21,8 @@ from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress, join_host_port, parse_address
 from miniray.common.object_ref import new_id
 from miniray.exceptions import AuthenticationError, MinirayError
+from miniray.node.base.clients import first_of
 from miniray.node.base.node_config import MoverConfig, NodeConfig
-from miniray.node.base.tasks import first_of
 from miniray.node.head_process import HeadProcess
 from miniray.node.process_setup import end_children, reap, stop_on_signals, when_exits
 from miniray.node.store.spill_files import spill_folder

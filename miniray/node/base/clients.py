@@ -1,8 +1,12 @@
-"""The drivers and workers that are connected to this daemon, and their requests."""
+"""The drivers and workers that are connected to this daemon, and their requests.
+
+Sockets are read in turns of the daemon's asyncio loop; what has to wait is a task of that loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -14,14 +18,13 @@ from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.plain import Arguments
 from miniray.messages.value import encode_error
-from miniray.node.base.tasks import run_in
 from miniray.wire.connection import Connection, Endpoint
 from miniray.wire.poller import READ_SIZE
 from miniray.wire.sockets import Listener
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from miniray.wire.poller import Posted
 
@@ -286,3 +289,44 @@ def _refuse(client: Client, message: tuple[Any, ...], error: Exception) -> None:
 def _answer_error(client: Client, kind: int, number: int, error: Exception) -> None:
     rest = (None, False) if kind == p.NODE_REPLY else (None,)
     client.conn.send((kind, number, encode_error(error), *rest))
+
+
+# --- tasks of the loop ---------------------------------------------------------------------
+def run_in(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run a coroutine in a task that ``tasks`` holds until it ends: the loop alone may drop it."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+async def first_of(*parts: Coroutine[Any, Any, object]) -> int:
+    """Run all until one ends; return its place, or raise its error, and cancel the others."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = [place for place, task in enumerate(tasks) if task.done()]
+        for place in ended:
+            if not tasks[place].cancelled():
+                tasks[place].result()  # an error says more than that another part was cancelled
+        if any(task.cancelled() for task in tasks):  # gRPC does that if a part of a call fails
+            raise asyncio.InvalidStateError("The stream was cancelled.")
+        return ended[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def ended(work: asyncio.Future[Any]) -> None:
+    """Wait until a task has ended, however it ends; raise a cancellation of the wait after that."""
+    cancelled = False
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
+            break
+        cancelled = True
+    if not work.cancelled():
+        work.exception()  # its result may not be read
+    if cancelled:
+        raise asyncio.CancelledError

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.messages.plain import Arguments
-from miniray.node.base.tasks import run_in
+from miniray.node.base.clients import run_in
 from miniray.node.relay.requests import NoAnswerError, RequestRefusedError
 
 if TYPE_CHECKING:

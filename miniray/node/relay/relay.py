@@ -14,16 +14,16 @@ import logging
 import types
 from typing import TYPE_CHECKING, Any, Protocol
 
+import grpc
+
 from miniray._proto import node_pb2
 from miniray.common.config import config
-from miniray.node.base.tasks import BROKEN, first_of
+from miniray.node.base.clients import first_of
 from miniray.node.relay.relayed import Inbox, Outbox, Relayed, refusal
 from miniray.security.channels import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-
-    import grpc
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _ACKNOWLEDGE_AFTER = 0.5
 #: Seconds until a broken stream is opened again, at first and at most.
 _REOPEN_AFTER, _REOPEN_AT_MOST = 0.05, 1.0
+#: Errors that end a stream.
+_BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 #: Nodes that were given up and are remembered.
 _REMEMBERED = 1024
 
@@ -143,7 +145,7 @@ class RelayHub:
             heard = asyncio.Event()
             try:
                 await self._stream(node_id, address, outbox, heard)
-            except BROKEN as error:
+            except _BROKEN as error:
                 if heard.is_set() or not told:  # not at each retry
                     logger.info("the stream to node %s broke: %s", node_id.hex(), one_line(error))
                 told = True
@@ -266,7 +268,7 @@ class RelayHub:
             await first_of(
                 self._read(node_id, incoming), outbox.drain_to(context.write, inbox), end.wait()
             )
-        except BROKEN as error:
+        except _BROKEN as error:
             logger.info("the stream from node %s broke: %s", node_id.hex(), one_line(error))
         finally:
             if outbox is not self._outboxes.get(node_id):

@@ -22,7 +22,7 @@ from miniray.common.process_state import OUT_OF_DESCRIPTORS
 from miniray.common.series import COUNTED
 from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.base.tasks import run_in
+from miniray.node.base.clients import run_in
 from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.config import config
 from miniray.common.host_port import DaemonAddress, join_host_port
+from miniray.node.base.clients import ended
 from miniray.node.base.control_socket import Control
-from miniray.node.base.tasks import ended
 from miniray.node.base.template_client import TemplateGoneError
 from miniray.node.store.segments import Key
 from miniray.node.transfer.moving import HELLO

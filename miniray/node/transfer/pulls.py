@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
-from miniray.node.base.tasks import run_in
+from miniray.node.base.clients import run_in
 from miniray.node.store.segments import home_of, segment_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from miniray.node.base.tasks import run_in
+from miniray.node.base.clients import run_in
 from miniray.node.relay.requests import IN_FLIGHT
 from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.transfer.mover_client import Opened

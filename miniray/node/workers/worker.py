@@ -22,7 +22,7 @@ from miniray.client.init_options import ADDRESS_VARIABLE, JOB_CONFIG_VARIABLE, J
 from miniray.common.log_lines import LineSplitter, LogLine, bar_row
 from miniray.common.specs import ActorSpec, GrantedLease, LeaseSpec
 from miniray.exceptions import ITS_LOG, JobError
-from miniray.node.base.tasks import first_of
+from miniray.node.base.clients import first_of
 from miniray.node.workers.template import WORKER_VARIABLE
 from miniray.system.log_file import LogFile, stamped
 from miniray.worker.stdio import has_unread

@@ -28,7 +28,7 @@ from miniray.exceptions import (
     WorkerCrashedError,
 )
 from miniray.messages.value import encode_error
-from miniray.node.base.tasks import run_in
+from miniray.node.base.clients import run_in
 from miniray.node.base.template_client import TemplateClient, TemplateGoneError
 from miniray.node.workers.templates import IdleWorkers, Templates, surplus
 from miniray.node.workers.worker import (

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from miniray.node.base.tasks import ended, first_of
+from miniray.node.base.clients import ended, first_of
 
 
 async def test_who_waits_for_the_end_of_work_is_cancelled_when_that_has_come() -> None:
