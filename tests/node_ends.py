@@ -100,6 +100,13 @@ def dial(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
 
+class Everybody(dict[bytes, Any]):
+    """Clients among which is every process."""
+
+    def __contains__(self, process: object) -> bool:
+        return True
+
+
 class End:
     """One daemon's hub, reached through a breaker."""
 
@@ -120,9 +127,8 @@ class End:
         self.mover = MoverClient(
             self._start_one, MoverConfig("here", str(folder / name)), self._open
         )
-        self.directory = Directory(
-            self.id, self.store, self.hub, lambda _process: True, self._free_here
-        )
+        clients: Any = SimpleNamespace(requests={}, notices={}, clients=Everybody())
+        self.directory = Directory(self.id, self.store, self.hub, clients, self._free_here)
         self.transfers = Transfers(
             self.id,
             self.store,
@@ -141,7 +147,6 @@ class End:
             copies=self.copies,
             arriving=self.transfers.arriving,
         )
-        clients: Any = SimpleNamespace(requests={}, notices={})
         self.objects = NodeObjects(
             self.id,
             self.spilling,
@@ -150,7 +155,6 @@ class End:
             self.directory,
             self.copies,
             clients,
-            lambda _process: True,
         )
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"

@@ -18,7 +18,7 @@ from miniray.messages.value import error_value, is_shared, key_of, payload_of
 from miniray.node.relay.relayed import WATCH, Relayed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from miniray.messages.value import Value
     from miniray.node.base.clients import Client, ClientServer
@@ -67,8 +67,6 @@ class AdoptedObjects:
     relay: RelayHub
     #: Knows where those in shared memory are, and frees them.
     directory: Directory
-    #: Whether a process of this node has not ended.
-    runs: Callable[[bytes], bool]
     head: HeadClient
 
     def __post_init__(self) -> None:
@@ -154,7 +152,7 @@ class AdoptedObjects:
             self._elsewhere[process_id] = node
             if process_id != node:  # a daemon ends with its node
                 self.relay.send(node, Relayed(to=process_id, sender=self.node_id, notice=WATCH))
-        elif process_id != self.node_id and not self.runs(process_id):
+        elif process_id != self.node_id and process_id not in self.clients.clients:
             self.process_died(process_id)
 
     # --- messages to owners ----------------------------------------------------------

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from miniray.messages.value import Value
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.objects.adopted import AdoptedObjects
-    from miniray.node.objects.objects import NodeObjects
     from miniray.node.relay.questions import Questions
     from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.workers.process_names import ProcessNames
@@ -214,7 +213,8 @@ def _sums(sizes: Mapping[bytes, int], name_of: Callable[[bytes], str]) -> str:
 class MemoryService:
     """Asks, and answers other daemons."""
 
-    objects: NodeObjects
+    node_id: bytes
+    store: SegmentStore
     #: What owners that ended left to this daemon.
     adopted: AdoptedObjects
     clients: ClientServer
@@ -224,7 +224,6 @@ class MemoryService:
     table_sizes: Callable[[], dict[str, int]]
 
     def __post_init__(self) -> None:
-        self._node_id = self.objects.node_id
         self.clients.requests["own_memory"] = lambda _client: (self.own(), -1)
         self.questions.answers["memory"] = self.report
 
@@ -233,17 +232,17 @@ class MemoryService:
         clients = [each for each in self.clients.clients.values() if not each.is_command]
         told = await self.questions.ask_processes(clients, "objects", (limit, detail), seconds)
         held = {process: answer for process, answer, why in told if not why}
-        store = self.objects.store
+        store = self.store
         segments = list(store)
 
         def look() -> tuple[StoreTotals, list[SegmentRow]]:
-            return store_totals(store, segments), segment_rows(self._node_id, segments, limit)
+            return store_totals(store, segments), segment_rows(self.node_id, segments, limit)
 
         totals, rows = await asyncio.to_thread(look)
         own = self._own_objects(limit, detail=detail)
         rows_told = (row for each in (own, *held.values()) for row in each["objects"])
         return {
-            "node": self._node_id,
+            "node": self.node_id,
             "reason": "",
             "totals": totals,
             "processes": self._processes(clients, held, own),
@@ -255,20 +254,20 @@ class MemoryService:
         """Return what this daemon keeps, without what processes know of it."""
         return {
             "pid": os.getpid(),
-            "segments": segment_rows(self._node_id, self.objects.store, MAX_OBJECTS),
+            "segments": segment_rows(self.node_id, self.store, MAX_OBJECTS),
             "adopted": self._own_objects(MAX_OBJECTS, detail=True)["objects"],
             "tables": self.table_sizes(),
         }
 
     def _own_objects(self, limit: int, *, detail: bool) -> ObjectsHeld:
         """Return what this daemon holds in place of owners that have ended."""
-        return adopted_report(self._node_id, self.adopted.held(), limit, detail=detail)
+        return adopted_report(self.node_id, self.adopted.held(), limit, detail=detail)
 
     def _processes(
         self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld
     ) -> list[ProcessRow]:
         """Return the rows of this process, and of those that were asked and still live."""
-        rows = [_process(self._node_id, os.getpid(), "NODE", "", own)]
+        rows = [_process(self.node_id, os.getpid(), "NODE", "", own)]
         for client in asked:
             if client.process_id in self.clients.clients:
                 kind: ProcessType = "DRIVER" if client.is_driver else "WORKER"

@@ -19,6 +19,7 @@ from miniray.node.store.segments import segment_of, writer_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
+    from miniray.node.base.clients import ClientServer
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.segments import Key, SegmentStore
 
@@ -150,8 +151,7 @@ class Directory:
     #: Has those that were written here.
     store: SegmentStore
     relay: RelayHub
-    #: Whether a process of this node has not ended.
-    runs: Callable[[bytes], bool]
+    clients: ClientServer
     #: Frees what there is of a value on this node.
     free_here: Callable[[Key], None]
 
@@ -169,7 +169,7 @@ class Directory:
     def _wrote(self, node_id: bytes, number: int, owner: bytes) -> None:
         """Enter a value that was written on another node for a process of this one."""
         key = (node_id, number, self.node_id)
-        if self.runs(owner) and self.relay.knows(node_id):
+        if owner in self.clients.clients and self.relay.knows(node_id):
             self._add(key, owner)
         else:
             self.relay.send(node_id, Relayed(notice=r.FREED, items=key))

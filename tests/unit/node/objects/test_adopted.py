@@ -64,7 +64,7 @@ class Owner:
 def parts() -> tuple[AdoptedObjects, Relay, Directory]:
     clients, relay, directory = Clients(), Relay(), Directory()
     head: Any = SimpleNamespace(notify=lambda *_: None)
-    others: Any = (clients, relay, directory, lambda _: True, head)
+    others: Any = (clients, relay, directory, head)
     service = AdoptedObjects(NODE, *others)
     value = (p.VALUE_SHARED, (NODE, 7, NODE, 1000), ())
     clients.requests["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])

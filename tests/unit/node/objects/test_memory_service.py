@@ -15,7 +15,6 @@ from miniray.node.relay import relayed as r
 from miniray.node.relay.questions import Questions
 from miniray.node.relay.relayed import Relayed
 from miniray.node.relay.requests import NodeRequests
-from miniray.node.store.segments import Copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +78,6 @@ class Objects:
     def __init__(self) -> None:
         self.node_id = NODE
         self.store = new_store(1 << 20)
-        self.copies = Copies(self.store, lambda _: True)
 
 
 class Adopted:
@@ -107,7 +105,8 @@ class Parts:
             self.requests,
         )
         self.service = MemoryService(
-            self.objects,  # type: ignore[arg-type]
+            NODE,
+            self.objects.store,
             Adopted(),  # type: ignore[arg-type]
             self.clients,  # type: ignore[arg-type]
             self.questions,

@@ -73,11 +73,12 @@ class Node:
         self.store = new_store(1 << 24)
         self.copies = Copies(self.store, self.relay.knows)
         spilling: Any = types.SimpleNamespace(waiting=0)
+        processes = dict.fromkeys((OWNER, READER, WRITER))
+        clients: Any = types.SimpleNamespace(requests={}, notices={}, clients=processes)
         directory = Directory(
-            HERE, self.store, self.relay, lambda _: True, lambda key: self.objects.free_here(key)
+            HERE, self.store, self.relay, clients, lambda key: self.objects.free_here(key)
         )
-        clients: Any = types.SimpleNamespace(requests={}, notices={})
-        parts = (Transfers(self.store), directory, self.copies, clients, lambda _: True)
+        parts = (Transfers(self.store), directory, self.copies, clients)
         self.objects = NodeObjects(HERE, spilling, self.relay, *parts)
 
     def dies(self, node: bytes) -> None:

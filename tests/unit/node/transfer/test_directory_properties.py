@@ -54,16 +54,16 @@ class Node:
         self.notices: dict[str, Callable[[bytes, Relayed], object]] = {}
         self.store = new_store(1 << 24)
         self.copies = Copies(self.store, self.knows)
+        clients: Any = types.SimpleNamespace(requests={}, notices={}, clients={self.process: None})
         self.directory = Directory(
             self.id,
             self.store,
             self,  # type: ignore[arg-type]
-            lambda process: process == self.process,
+            clients,
             self._free_here,
         )
         spilling = types.SimpleNamespace(waiting=0)
-        clients = types.SimpleNamespace(requests={}, notices={})
-        parts: Any = (spilling, self, None, self.directory, self.copies, clients, None)
+        parts: Any = (spilling, self, None, self.directory, self.copies, clients)
         self.objects = NodeObjects(self.id, *parts)
         freed = self.notices[r.FREED]
         self.notices.update(
