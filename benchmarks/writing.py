@@ -1,6 +1,6 @@
 """How fast a value gets into shared memory, by its size and by the way it is written.
 
-Shows what `objects/warm_memory.py` rests on: memory that nobody has written yet is best written
+Shows what `objects/shared_memory.py` rests on: memory that nobody has written yet is best written
 through its descriptor; at the second value it is mapped, so that the third and later ones are only
 copied. One process, no cluster; the ways take turns, and each figure is the median.
 """
@@ -13,7 +13,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from miniray.objects.warm_memory import write_all
+from miniray.objects.shared_memory import write_all
 from miniray.values.mapped import copy_into, map_memory
 
 if TYPE_CHECKING:

@@ -30,6 +30,8 @@ VALUE_SHARED = 2  # payload: a Location (value.py): a packed block in a node's s
 VALUE_ERROR = 3  # payload: pickle of the exception that `get` raises
 VALUE_BYTES = 4  # payload: the bytes of a `bytes` object themselves
 VALUE_TENSORS = 5  # as VALUE_PACKED, with tensors in it: each reader maps it for itself alone
+#: In place of the number of memory: the value has to be written to disk.
+ON_DISK = 0
 
 # --- a process and its daemon ------------------------------------------------------
 #: process → daemon, first: (kind, process_id, role, pid, job_id, {details})

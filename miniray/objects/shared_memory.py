@@ -1,7 +1,7 @@
 """Large values: written once into memory that the daemon holds, read without a copy.
 
 A segment lies in a memfd of the node daemon. Writers write it through its descriptor or, where
-they have it mapped already, copy into it (``warm_memory.py``). What finds no room in memory is
+they have it mapped already, copy into it (``WarmMemory``). What finds no room in memory is
 written to a file, or mapped there. Readers map it copy-on-write, so that no writer can disturb
 another reader. The daemon is told when the last view in this process is gone. The values that were
 read last, and more than once, stay mapped until they are freed, or memory is short.
@@ -24,15 +24,14 @@ from miniray.common.config import config
 from miniray.common.object_ref import hooks
 from miniray.common.process_state import is_lack_of_memory
 from miniray.exceptions import ObjectStoreFullError
-from miniray.messages.protocol import VALUE_SHARED, VALUE_TENSORS
+from miniray.messages.protocol import ON_DISK, VALUE_SHARED, VALUE_TENSORS
 from miniray.messages.value import location_of
 from miniray.objects.waiting import deadline_of, time_left
-from miniray.objects.warm_memory import WarmMemory
-from miniray.values.mapped import map_memory
+from miniray.values.mapped import copy_into, map_memory
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from miniray.messages.value import Location, Value
     from miniray.objects.waiting import ValueFetches
@@ -44,7 +43,14 @@ _KEPT = 16
 _REMEMBERED = 256
 #: Part of the time that a process which writes into a full store may look for garbage of its own.
 _LOOKING = 0.1
-
+#: Linux writes at most this much with one call.
+_WRITE_LIMIT = 0x7FFFF000
+_IOV_LIMIT = 1024
+#: Pieces of memory that stay mapped, and bytes of them.
+_WARM = 16
+_WARM_BYTES = 1 << 30
+#: Pieces of memory that are remembered as written once.
+_WRITTEN = 64
 
 #: Number of a segment on this node, its form, and where it begins in the file to be mapped.
 _Got = tuple[int, int, int]
@@ -52,6 +58,92 @@ Block = ctypes.Array[ctypes.c_char]
 #: The form of a value, and its memory. It stays mapped as long as somebody looks at it: a value
 #: that only refs hold may leave memory.
 Mapped = tuple[int, Block]
+
+
+class WarmMemory:
+    """Memory that this process has written before and keeps mapped for its next value. Thread-safe.
+
+    Copying into mapped memory is twice as fast as writing it through its descriptor, but mapping it
+    takes as long as a copy. So the first value in a piece of memory is written, at the second it is
+    mapped, and from the third on both are saved.
+    """
+
+    def __init__(self, link: NodeLink) -> None:
+        self._link = link
+        # Reentrant: a garbage collection may run user code, which may put, in any section.
+        self._lock = threading.RLock()
+        self._blocks: collections.OrderedDict[int, Block] = collections.OrderedDict()
+        self._bytes = 0
+        self._written: collections.OrderedDict[int, None] = collections.OrderedDict()
+
+    def write(self, memory: int, fd: int, size: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write a value of ``size`` bytes, in pieces, to the beginning of a piece of memory.
+
+        Args:
+            memory: Its number, or ON_DISK.
+            fd: Its descriptor, which stays open; -1 if the daemon knows that it is mapped here.
+            size: Bytes of all pieces.
+            pieces: What to write one after the other.
+        """
+        if fd < 0:
+            block = self._blocks.get(memory)
+            if block is not None:
+                with self._lock:
+                    if memory in self._blocks:
+                        self._blocks.move_to_end(memory)
+                _copy(block, pieces)
+                return
+            # Another thread has just unmapped it to make room.
+            _, fd = self._link.node_request("memory", (memory,))
+            try:
+                write_all(fd, pieces)
+            finally:
+                os.close(fd)
+        elif memory == ON_DISK:
+            write_all(fd, pieces)
+        elif memory in self._written:
+            block = map_memory(fd, os.fstat(fd).st_size, shared=True)
+            self._keep(memory, block)
+            _copy(block, pieces)
+        else:
+            write_all(fd, pieces)
+            with self._lock:
+                self._written[memory] = None
+                while len(self._written) > _WRITTEN:
+                    self._written.popitem(last=False)
+
+    def _keep(self, memory: int, block: Block) -> None:
+        too_many = []
+        with self._lock:
+            self._written.pop(memory, None)
+            if len(block) > _WARM_BYTES:
+                return
+            self._blocks[memory] = block
+            self._bytes += len(block)
+            while len(self._blocks) > _WARM or self._bytes > _WARM_BYTES:
+                number, old = self._blocks.popitem(last=False)
+                self._bytes -= len(old)
+                too_many.append(number)
+        self._link.node_notice("mapped_memory", memory)
+        if too_many:
+            del old
+            self._link.node_notice("unmapped_memory", too_many)
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """Unmap memory that the daemon wants back."""
+        for number in numbers:
+            with self._lock:
+                self._written.pop(number, None)
+                block = self._blocks.pop(number, None)
+                if block is not None:
+                    self._bytes -= len(block)
+            del block
+        self._link.node_notice("unmapped_memory", list(numbers))
+
+    def close(self) -> None:
+        with self._lock:
+            self._blocks.clear()
+            self._bytes = 0
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -328,3 +420,31 @@ class SharedMemory:
             self.report_unmapped()
         *key, _size = location
         self.link.node_notice("free_segment", *key)
+
+
+def _copy(block: Block, pieces: Sequence[bytes | memoryview]) -> None:
+    offset = 0
+    for piece in pieces:
+        copy_into(block, offset, piece)
+        offset += len(piece)
+
+
+def write_all(fd: int, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write pieces one after the other to the beginning of a file."""
+    offset = 0
+    pending = collections.deque(pieces)
+    while pending:
+        batch: list[bytes | memoryview] = []
+        total = 0
+        for piece in pending:
+            if len(batch) == _IOV_LIMIT or total >= _WRITE_LIMIT:
+                break
+            batch.append(piece)
+            total += len(piece)
+        written = os.pwritev(fd, batch, offset)
+        offset += written
+        while pending and written >= len(pending[0]):
+            written -= len(pending[0])
+            pending.popleft()
+        if written:
+            pending[0] = memoryview(pending[0])[written:]

@@ -111,7 +111,7 @@ class Keeper:
 
     def die_while_writing(self, size: int, writes_before: int) -> None:
         """The first write goes into new memory, later ones into memory that is mapped here."""
-        from miniray.objects import warm_memory
+        from miniray.objects import shared_memory
 
         for _ in range(writes_before):
             miniray.put(np.ones(size, dtype=np.uint8))
@@ -123,11 +123,11 @@ class Keeper:
 
         def copy_half(block: Any, pieces: Any) -> None:
             piece = pieces[-1]
-            warm_memory.copy_into(block, 0, piece[: len(piece) // 2])
+            shared_memory.copy_into(block, 0, piece[: len(piece) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
 
-        warm_memory.write_all = write_half
-        warm_memory._copy = copy_half
+        shared_memory.write_all = write_half
+        shared_memory._copy = copy_half
         miniray.put(np.ones(size, dtype=np.uint8))
 
     def die_while_mapping(self, refs: list[Any], mapped: bool) -> None:

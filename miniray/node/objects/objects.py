@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from miniray.common.process_state import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectStoreFullError
+from miniray.messages.protocol import ON_DISK
 from miniray.node.objects.adopted import AdoptedObjects
 from miniray.node.objects.memory_service import MemoryService, describe_holders, store_totals
 from miniray.node.relay import relayed as r
@@ -24,7 +25,6 @@ from miniray.node.transfer.mover_client import MoverClient
 from miniray.node.transfer.pulls import Pulls
 from miniray.node.transfer.serving import Serving
 from miniray.node.transfer.transfers import Transfers
-from miniray.objects.warm_memory import ON_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

@@ -14,7 +14,7 @@ from process_doubles import shared_memory as store_of
 from miniray.common.object_ref import hooks
 from miniray.exceptions import ObjectStoreFullError
 from miniray.messages.protocol import VALUE_SHARED
-from miniray.objects import shared_memory, waiting, warm_memory
+from miniray.objects import shared_memory, waiting
 from miniray.values.serialization import deserialize, serialize
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_a_write_that_is_interrupted_gives_its_room_back(
     def interrupted(*_args: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(warm_memory, "write_all", interrupted)
+    monkeypatch.setattr(shared_memory, "write_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         memory.write(serialize(b"x" * 300_000), OWNER, NODE)
     assert link.noticed("discard_segment") == [(1,)]

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from open_files import open_files
 
-from miniray.objects import warm_memory
-from miniray.objects.warm_memory import WarmMemory
+from miniray.messages.protocol import ON_DISK
+from miniray.objects import shared_memory
+from miniray.objects.shared_memory import WarmMemory
 from miniray.values.mapped import copy_into, map_memory
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def test_only_so_many_pieces_of_memory_stay_mapped(
     memory: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(warm_memory, "_KEPT", 2)
+    monkeypatch.setattr(shared_memory, "_WARM", 2)
     for number in (1, 2):
         fd = memory()
         for letter in (b"a", b"b"):
@@ -114,7 +115,7 @@ def test_a_file_on_disk_is_written_and_never_mapped(
 ) -> None:
     fd = memory()
     for letter in (b"a", b"b", b"c"):
-        warm.write(warm_memory.ON_DISK, fd, SIZE, pieces(letter))
+        warm.write(ON_DISK, fd, SIZE, pieces(letter))
         assert content(fd, len(joined(letter))) == joined(letter)
     assert not maps()
     assert not link.notices

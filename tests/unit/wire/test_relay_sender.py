@@ -10,7 +10,7 @@ from process_doubles import eventually
 
 from miniray.common.config import config
 from miniray.messages import plain
-from miniray.wire.relay_sender import RelaySender
+from miniray.wire.peers import RelaySender
 
 if TYPE_CHECKING:
     from collections.abc import Callable
