@@ -24,7 +24,6 @@ from miniray.node.store.segments import Copies
 from miniray.node.store.spilling import Spilling
 from miniray.node.transfer.directory import Directory
 from miniray.node.transfer.mover import Mover
-from miniray.node.transfer.mover_client import MoverClient
 from miniray.node.transfer.serving import Serving
 from miniray.node.transfer.transfers import Transfers
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from miniray.node.store.segments import Key
-    from miniray.node.transfer.mover_client import Opened
 
 #: As security/channels.py has them: a new channel tries at once, whatever others met.
 _OPTIONS = [
@@ -124,28 +122,20 @@ class End:
         self.copies = Copies(self.store, self.hub.knows)
         self.spilling = Spilling(self.copies, str, self.id)
         (folder / name).mkdir()
-        self.mover = MoverClient(
-            self._start_one, MoverConfig("here", str(folder / name)), self._open
-        )
         clients: Any = SimpleNamespace(requests={}, notices={}, clients=Everybody())
         self.directory = Directory(self.id, self.store, self.hub, clients, self._free_here)
-        self.transfers = Transfers(
-            self.id,
-            self.store,
-            self.spilling,
-            self.hub,
-            self.requests,
-            self.mover,
-            self.directory,
-        )
         self.serving = Serving(
             self.id,
             self.spilling,
             self.requests,
-            self.mover,
             self.directory,
-            copies=self.copies,
-            arriving=self.transfers.arriving,
+            self.copies,
+            self._start_one,
+            MoverConfig("here", str(folder / name)),
+        )
+        self.mover = self.serving.mover
+        self.transfers = Transfers(
+            self.id, self.spilling, self.hub, self.requests, self.directory, self.serving
         )
         self.objects = NodeObjects(
             self.id,
@@ -159,9 +149,6 @@ class End:
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)
-
-    def _open(self, key: Key, node_id: bytes) -> Opened | None:
-        return self.serving.open(key, node_id)
 
     def _free_here(self, key: Key) -> None:
         self.objects.free_here(key)

@@ -21,10 +21,8 @@ from miniray.node.store.segments import Copies, SegmentStore, segment_of, writer
 from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling
 from miniray.node.transfer.directory import Directory
-from miniray.node.transfer.mover_client import MoverClient
-from miniray.node.transfer.pulls import Pulls
 from miniray.node.transfer.serving import Serving
-from miniray.node.transfer.transfers import Transfers
+from miniray.node.transfer.transfers import Pulls, Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import Key, Segment
     from miniray.node.store.spill_files import DiskPlace
-    from miniray.node.transfer.mover_client import Opened
     from miniray.node.workers.process_names import ProcessNames
 
 _MOVER = "miniray.node.transfer.mover"
@@ -344,26 +341,19 @@ class SharedObjects:
         )
         copies = Copies(store, relay.knows)
         self.spilling = Spilling(copies, lambda: describe_holders(store, names.of), node_id)
-        self._mover = MoverClient(
-            lambda: fork_helper(_MOVER),
-            node.mover,
-            self._open,
-        )
-        #: Whether large values are on their way to or from this node.
-        self.moves_values = self._mover.is_busy
         self._directory = directory = Directory(node_id, store, relay, clients, self._free_here)
-        self._transfers = Transfers(
-            node_id, store, self.spilling, relay, requests, self._mover, directory
-        )
-        self._serving = Serving(
+        self._serving = serving = Serving(
             node_id,
             self.spilling,
             requests,
-            self._mover,
             directory,
-            copies=copies,
-            arriving=self._transfers.arriving,
+            copies,
+            lambda: fork_helper(_MOVER),
+            node.mover,
         )
+        #: Whether large values are on their way to or from this node.
+        self.moves_values = serving.mover.is_busy
+        self._transfers = Transfers(node_id, self.spilling, relay, requests, directory, serving)
         self._objects = NodeObjects(
             node_id, self.spilling, relay, self._transfers, directory, copies, clients
         )
@@ -384,6 +374,7 @@ class SharedObjects:
     def figures(self) -> list[tuple[str, dict[str, str], float]]:
         """Return what is a metric of values on this node, to any thread: (name, labels, value)."""
         spilling, received = self.spilling, self._transfers.received
+        moving = self._serving.mover.table_sizes()
         segments = list(self.store)
         totals = store_totals(self.store, segments)
         in_memory = sum(segment.in_memory for segment in segments)
@@ -400,15 +391,12 @@ class SharedObjects:
             ("objects", {"place": "memory"}, in_memory),
             ("objects", {"place": "disk"}, len(segments) - in_memory),
             ("object_transfers", {"direction": "in"}, self._transfers.table_sizes()["arriving"]),
-            ("object_transfers", {"direction": "out"}, self._mover.table_sizes()["moving away"]),
+            ("object_transfers", {"direction": "out"}, moving["moving away"]),
             ("object_spill_bytes_total", {}, spilling.written),
             ("object_restore_bytes_total", {}, spilling.restored),
             ("object_transfer_bytes_total", {"direction": "in"}, received),
             ("object_room_waiters", {}, spilling.waiting),
         ]
-
-    def _open(self, key: Key, node_id: bytes) -> Opened | None:
-        return self._serving.open(key, node_id)
 
     def _free_here(self, key: Key) -> None:
         self._objects.free_here(key)
@@ -441,7 +429,7 @@ class SharedObjects:
             self._push(owner, "unclaimed", (b"", node_id, segments))
 
     def stop_transfers(self) -> None:
-        self._mover.close()
+        self._serving.mover.close()
 
     async def close(self) -> None:
         await self.spilling.close()

@@ -5,204 +5,353 @@ and into shared memory: over a socket of their own or, within a machine, out of 
 shows the other. So no event loop waits behind a gigabyte, and the kernel can prefer calls to it:
 movers run at a lower priority. Nothing is decided here.
 
-A connection carries one value after another: its key and the offset to begin at go one way, its
-bytes or where they are come back, and one byte more says that all of them were read. The daemon
-opens the value when its key has come. The two ends of a connection are in ``mover_ends.py``; here
-is what comes before a key, and what the daemon says.
+`Sends` gives values to the movers of other nodes; `Receives` fetches values from them. Both work in
+threads. Their daemon opens each value that is asked for, and is told of the end. The connections,
+and the bytes on them, are in ``moving.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import marshal
 import os
+import queue
 import resource
-import selectors
 import signal
 import socket
 import ssl
+import struct
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.process_state import set_title
-from miniray.exceptions import AuthenticationError
 from miniray.node.base import control_socket
-from miniray.node.transfer.mover_ends import Given, Receives, Sends, watch_network
-from miniray.node.transfer.moving import HELLO, CutOffError
-from miniray.security.certificates import Credentials, Identity, client_context, server_context
-from miniray.security.challenge import require_own_uid
-from miniray.security.peer_log import PeerLog
+from miniray.node.transfer.moving import (
+    HELLO,
+    CutOffError,
+    Door,
+    Filling,
+    receive,
+    send,
+    watch_network,
+)
+from miniray.security.certificates import (
+    NODE_NAME,
+    Credentials,
+    Identity,
+    client_context,
+    server_context,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a connection has to prove itself and to name a value.
-HELLO_WITHIN = 10.0
-#: Connections that may be about it at the same time.
-MOST = 64
-#: Seconds to wait before a connection is accepted again when descriptors have run out.
-_ACCEPT_AGAIN = 0.1
-
-
-@dataclasses.dataclass(eq=False)
-class _Visitor:
-    """A connection that has not named a value."""
-
-    sock: socket.socket
-    host: str
-    deadline: float
-    #: Whether it belongs to the cluster.
-    proven: bool
-    hello: bytes = b""
-
-
-class Door:
-    """Listen, and hand on connections that have named a value.
-
-    Args:
-        serve: Called in a thread of its own with a connection and its first words, ``HELLO``. The
-            connection is closed when that returns.
-    """
-
-    def __init__(self, serve: Callable[[socket.socket, bytes], None]) -> None:
-        self._serve = serve
-        self._selector = selectors.DefaultSelector()
-        self._listeners: list[socket.socket] = []
-        #: The earliest deadline first.
-        self._visitors: dict[_Visitor, None] = {}
-        self._refusals = PeerLog(logger.warning)
-        self._over = False
-
-    def __len__(self) -> int:
-        return len(self._visitors)
-
-    def listen(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
-        """Accept connections at a socket, through TLS or of this user, from ``open`` on."""
-        listener.setblocking(False)
-        self._listeners.append(listener)
-        self._selector.register(listener, selectors.EVENT_READ, context)
-
-    def open(self) -> None:
-        """Begin to accept connections, in a thread."""
-        _in_thread(self._run)
-
-    def close(self) -> None:
-        """Accept no more connections. Thread-safe."""
-        self._over = True
-        for listener in self._listeners:
-            with contextlib.suppress(OSError):  # the thread has closed it
-                listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread
-
-    def _run(self) -> None:
-        while not self._over:
-            earliest = next(iter(self._visitors), None)
-            wait = None if earliest is None else max(0, earliest.deadline - time.monotonic())
-            for key, _ in self._selector.select(wait):
-                if isinstance(key.data, _Visitor):
-                    if key.data in self._visitors:  # it may just have made room for another one
-                        self._hear(key.data)
-                elif not self._over:
-                    self._let_in(key.fileobj, key.data)
-            now = time.monotonic()
-            for visitor in [v for v in self._visitors if v.deadline <= now]:
-                self._refuse(visitor, f"it did not say in {HELLO_WITHIN:g} s what it comes for")
-        for sock in (*self._listeners, *(visitor.sock for visitor in self._visitors)):
-            sock.close()
-        self._selector.close()
-
-    def _let_in(self, listener: Any, context: ssl.SSLContext | None) -> None:
-        try:
-            sock, address = listener.accept()
-        except BlockingIOError:
-            return  # it has left already
-        except OSError as error:
-            if not self._over:
-                logger.warning("a connection could not be accepted: %s", error)
-                time.sleep(_ACCEPT_AGAIN)
-            return
-        try:
-            sock.setblocking(False)
-            if context is None:
-                require_own_uid(sock)
-                visitor = _Visitor(sock, "this machine", time.monotonic() + HELLO_WITHIN, True)
-            else:
-                watch_network(sock)
-                sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-                visitor = _Visitor(sock, address[0], time.monotonic() + HELLO_WITHIN, False)
-        except AuthenticationError:
-            self._refusals.add("a process of another user", "was refused")
-            sock.close()
-            return
-        except OSError:  # it has left already
-            sock.close()
-            return
-        if len(self._visitors) == MOST:
-            self._refuse(next(iter(self._visitors)), f"{MOST} others came after it")
-        self._visitors[visitor] = None
-        self._selector.register(sock, selectors.EVENT_READ, visitor)
-
-    def _hear(self, visitor: _Visitor) -> None:
-        try:
-            if not visitor.proven:
-                assert isinstance(visitor.sock, ssl.SSLSocket)
-                visitor.sock.do_handshake()
-                visitor.proven = True
-            while len(visitor.hello) < HELLO.size:
-                more = visitor.sock.recv(HELLO.size - len(visitor.hello))
-                if not more:
-                    self._refuse(visitor, "it hung up")
-                    return
-                visitor.hello += more
-        except (BlockingIOError, ssl.SSLWantReadError):
-            self._selector.modify(visitor.sock, selectors.EVENT_READ, visitor)
-        except ssl.SSLWantWriteError:
-            self._selector.modify(visitor.sock, selectors.EVENT_WRITE, visitor)
-        except OSError as error:
-            self._refuse(visitor, str(error))
-        else:
-            self._hand_on(visitor)
-
-    def _hand_on(self, visitor: _Visitor) -> None:
-        self._forget(visitor)
-        visitor.sock.settimeout(None)
-        try:
-            _in_thread(self._serve_and_close, visitor)
-        except RuntimeError as error:
-            logger.warning("a connection of %s could not be served: %s", visitor.host, error)
-            visitor.sock.close()
-
-    def _serve_and_close(self, visitor: _Visitor) -> None:
-        with visitor.sock:
-            self._serve(visitor.sock, visitor.hello)
-
-    def _refuse(self, visitor: _Visitor, why: str) -> None:
-        """Close a connection; log it if it did not prove that it belongs to the cluster."""
-        self._forget(visitor)
-        visitor.sock.close()
-        if not visitor.proven:
-            self._refusals.add(visitor.host, f"was refused at the port for large values: {why}")
-
-    def _forget(self, visitor: _Visitor) -> None:
-        del self._visitors[visitor]
-        self._selector.unregister(visitor.sock)
-
-
-def _in_thread(function: Callable[..., object], *arguments: Any) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()
-
-
+#: What the sending end says first: the value comes, or it is not there.
+COMES, REFUSED = b"\1", b"\0"
+#: What the receiving end says when it has read everything.
+READ = b"\1"
+#: Seconds for which a connection waits for the next value.
+IDLE = 30.0
+#: Seconds for a connection to be made.
+_CONNECT_WITHIN = 3.0
+#: Connections to one node that are kept for the next value.
+_KEPT = 4
+#: Seconds after which the daemon is told again how much has come.
+_TELL_EVERY = 0.1
 #: How nice movers are: they get a third of the processor time where another process wants it too,
 #: and a process that wakes for a call runs at once.
 NICE = 5
 _STACK = 512 * 1024
 
 
+def exactly(sock: socket.socket, size: int) -> bytes:
+    """Read ``size`` bytes; returns none if the other end hung up."""
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+def hear_no_more(sock: socket.socket) -> None:
+    """Stop receiving; a plain socket's other end notices when this one is closed.
+
+    Until then this one may read memory, which the other end keeps as it is.
+    """
+    if not isinstance(sock, ssl.SSLSocket):
+        _shut(sock, socket.SHUT_RD)
+        return
+    # Closed with a reset: the other end may wait for this one to make room for more.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    _shut(sock, socket.SHUT_RDWR)
+
+
+def _shut(sock: socket.socket, how: int) -> None:
+    # Not the method of an SSLSocket: another thread, which is about to use it, would find it plain
+    # from there on, take cipher text for the value, or send the value as it is.
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, how)
+
+
+def address_of(target: str) -> tuple[int, Any]:
+    """Return the family and the address of ``unix:PATH`` or ``HOST:PORT``."""
+    if target.startswith("unix:"):
+        return socket.AF_UNIX, target.removeprefix("unix:")
+    host, _, port = target.rpartition(":")
+    first, *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    family, _, _, _, address = first
+    return family, address
+
+
+class NotThereError(Exception):
+    """The other node does not have the value in memory."""
+
+
+class Given(NamedTuple):
+    """A value that the daemon has opened for another node."""
+
+    fd: int
+    offset: int
+    size: int
+    #: Its transfer to this node, if it is still on its way here.
+    filling: Filling | None
+
+
+class Sends:
+    """The values that other nodes fetch."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        self._numbers = itertools.count(1).__next__
+        #: The daemon's answers to what is asked for: None if it is not there.
+        self._answers: dict[int, queue.SimpleQueue[Given | None]] = {}
+
+    def give(self, number: int, given: Given | None) -> None:
+        """Take the daemon's answer to "open"."""
+        self._answers.pop(number).put(given)
+
+    def serve(self, sock: socket.socket, hello: bytes) -> None:
+        """Serve a connection of another node until it has no more to ask."""
+        while hello and self._serve_one(sock, hello):
+            sock.settimeout(IDLE)
+            try:
+                hello = exactly(sock, HELLO.size)
+            except TimeoutError:
+                return
+
+    def _serve_one(self, sock: socket.socket, hello: bytes) -> bool:
+        """Serve one value; return whether the connection can serve another."""
+        number, answer = self._numbers(), queue.SimpleQueue[Given | None]()
+        self._answers[number] = answer
+        self._tell("open", number, hello)
+        given = answer.get()
+        sock.settimeout(None)
+        if given is None:
+            sock.sendall(REFUSED)
+            return True
+        clean = False
+        try:
+            sock.sendall(COMES)
+            send(sock, *given)
+            # What was shown is read out of this node's memory until the other end says so, or
+            # leaves.
+            read = sock.recv(1)
+            clean = True
+        finally:
+            os.close(given.fd)
+            self._tell("closed", number, clean)
+        return read == READ
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Job:
+    """A value that comes from another node."""
+
+    number: int
+    fd: int
+    size: int
+    filling: Filling
+    #: Names it there, and where to begin.
+    hello: bytes
+    #: What it comes over.
+    sock: socket.socket | None = None
+    stopped: bool = False
+
+
+class Receives:
+    """The transfers to this node."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        #: For other machines; None if there is nobody to trust.
+        self.context: ssl.SSLContext | None = None
+        self._lock = threading.Lock()
+        self._jobs: dict[int, _Job] = {}
+        #: Connections to other movers that wait for the next value, by target, and since when.
+        self._idle: dict[str, list[tuple[socket.socket, float]]] = {}
+
+    def begin(
+        self, number: int, fd: int, target: str, hello: bytes, offset: int, size: int
+    ) -> None:
+        """Fill memory from an offset to its end; tell the daemon of progress and the end."""
+        job = _Job(number, fd, size, Filling(offset), hello)
+        with self._lock:
+            self._jobs[number] = job
+        run = threading.Thread(target=self._run, args=(job, target), daemon=True)
+        try:
+            run.start()
+        except RuntimeError as error:  # the machine has no room for another thread
+            self._end(job, str(error))
+
+    def stop(self, number: int) -> None:
+        """End a transfer; tell the daemon when its memory is no longer written."""
+        with self._lock:
+            job = self._jobs.get(number)
+            if job is None:
+                return
+            job.stopped = True
+            if job.sock is not None:
+                hear_no_more(job.sock)
+
+    def forget(self, number: int) -> None:
+        """Forget a transfer whose end the daemon knows: the daemon names it no more."""
+        with self._lock:
+            self._jobs.pop(number, None)
+
+    def filling(self, number: int) -> Filling | None:
+        with self._lock:
+            job = self._jobs.get(number)
+        return job.filling if job is not None else None
+
+    def _run(self, job: _Job, target: str) -> None:
+        reason, refused = "", False
+        try:
+            self._receive(job, target)
+        except Exception as error:  # noqa: BLE001 - the daemon is told
+            reason, refused = str(error) or type(error).__name__, isinstance(error, NotThereError)
+        self._end(job, reason, refused=refused)
+
+    def _end(self, job: _Job, reason: str, *, refused: bool = False) -> None:
+        """Tell the daemon that nothing more is written."""
+        job.filling.end()
+        os.close(job.fd)
+        self._tell("came", job.number, job.filling.offset)
+        self._tell("ended", job.number, reason, refused)
+
+    def _receive(self, job: _Job, target: str) -> None:
+        begun = job.filling.offset
+        kept = self._kept(target)
+        if kept is not None:
+            try:
+                self._receive_over(kept, job, target)
+                return
+            except (OSError, CutOffError):
+                # The other end may have hung up while nothing was asked of it.
+                if job.filling.offset != begun or job.stopped:
+                    raise
+        self._receive_over(self._connect(job, target), job, target)
+
+    def _connect(self, job: _Job, target: str) -> socket.socket:
+        family, address = address_of(target)
+        sock = socket.socket(family)
+        try:
+            self._uses(job, sock)
+            sock.settimeout(_CONNECT_WITHIN)
+            sock.connect(address)
+            if family == socket.AF_UNIX:
+                return sock
+            watch_network(sock)
+            if self.context is None:
+                raise OSError("this node does not know the authority of its cluster")
+            sock = self.context.wrap_socket(
+                sock, server_hostname=NODE_NAME, do_handshake_on_connect=False
+            )
+            self._uses(job, sock)
+            sock.do_handshake()
+            return sock
+        except BaseException:
+            self._uses_no_more(job)
+            sock.close()
+            raise
+
+    def _receive_over(self, sock: socket.socket, job: _Job, target: str) -> None:
+        """Receive a value over a connection, which is closed or kept for the next one."""
+        told = 0.0
+
+        def came(count: int) -> None:
+            nonlocal told
+            job.filling.came(count)
+            now = time.monotonic()
+            if now - told >= _TELL_EVERY:
+                told = now
+                self._tell("came", job.number, job.filling.offset)
+
+        try:
+            self._uses(job, sock)
+            sock.settimeout(None)
+            sock.sendall(job.hello)
+            self._await_value(sock)
+            receive(sock, job.fd, job.filling.offset, job.size, came)
+            sock.sendall(READ)
+        except BaseException:
+            self._uses_no_more(job)
+            sock.close()
+            raise
+        self._uses_no_more(job)  # before it is another's
+        self._keep(job, target, sock)
+
+    @staticmethod
+    def _await_value(sock: socket.socket) -> None:
+        said = sock.recv(1)
+        if said == REFUSED:
+            raise NotThereError("it is not there, or not in memory")
+        if said != COMES:
+            raise CutOffError("the other end hung up")
+
+    def _uses(self, job: _Job, sock: socket.socket) -> None:
+        with self._lock:
+            if job.stopped:
+                raise CutOffError("nobody waits for it any more")
+            job.sock = sock
+
+    def _uses_no_more(self, job: _Job) -> None:
+        with self._lock:
+            job.sock = None
+
+    def _kept(self, target: str) -> socket.socket | None:
+        now = time.monotonic()
+        with self._lock:
+            for name, kept in list(self._idle.items()):
+                for sock, since in list(kept):
+                    if now - since > IDLE:
+                        kept.remove((sock, since))
+                        sock.close()
+                if not kept:
+                    del self._idle[name]
+            of_target = self._idle.get(target)
+            return of_target.pop()[0] if of_target else None
+
+    def _keep(self, job: _Job, target: str, sock: socket.socket) -> None:
+        with self._lock:
+            kept = self._idle.setdefault(target, [])
+            # A job that was stopped when all had come reads no more from it.
+            if len(kept) < _KEPT and not job.stopped:
+                kept.append((sock, time.monotonic()))
+                return
+        sock.close()
+
+
+# --- the process -----------------------------------------------------------------------------
 class Mover:
     """Serve a daemon until it is gone."""
 

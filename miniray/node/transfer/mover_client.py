@@ -88,6 +88,20 @@ class Move:
             self.ended.set_exception(error)
             self.ended.exception()  # it may be that nobody asks
 
+    async def whole(self) -> None:
+        """Wait until all of it is here.
+
+        Raises:
+            MoveError: Only a part came, or nothing more for ``transfer_stall`` seconds.
+        """
+        stall = config().transfer_stall
+        while not self.ended.done():
+            seen = self.offset
+            done, _ = await asyncio.wait({self.ended}, timeout=stall)
+            if not done and self.offset == seen:
+                raise MoveError(f"nothing came for {stall} s")
+        self.ended.result()
+
     async def stop(self) -> None:
         """End the transfer; returns when nothing more is written, even if it is cancelled."""
         if not self.ended.done():

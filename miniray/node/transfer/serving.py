@@ -7,27 +7,27 @@ value that fits into one piece goes with the answer, to everybody at once.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from miniray.common.config import config
 from miniray.node.base.clients import run_in
 from miniray.node.relay.requests import IN_FLIGHT
 from miniray.node.store.segments import home_of, segment_of, writer_of
-from miniray.node.transfer.mover_client import Opened
-from miniray.node.transfer.transfers import ValueAnswer
+from miniray.node.transfer.mover_client import MoverClient, Opened
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
+    from miniray.node.base.node_config import MoverConfig
+    from miniray.node.base.template_client import Helper
     from miniray.node.relay.requests import NodeRequest, NodeRequests
     from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory
-    from miniray.node.transfer.mover_client import MoverClient
-    from miniray.node.transfer.transfers import Arriving
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,77 @@ logger = logging.getLogger(__name__)
 #: Why a node gives no value, or no more of it.
 _NOT_HERE = "it is not on this node"
 _ENDED = "its transfer to the node that passes it on ended"
+
+
+class Arriving:
+    """A copy that is on its way to this node; what has come can be passed on already."""
+
+    def __init__(self) -> None:
+        #: None until there is room for it; nothing is asked of its node before.
+        self.segment: Segment | None = None
+        #: Bytes that are here.
+        self.offset = 0
+        #: The number of the mover's work, while it comes that way.
+        self.job = 0
+        self._begun = False
+        self._ended = False
+        self._moved = asyncio.Event()
+
+    @property
+    def is_whole(self) -> bool:
+        return self.segment is not None and self.offset == self.segment.size
+
+    def begin(self, job: int = 0) -> None:
+        """Tell waiters that it begins to come, by the mover if there is a job."""
+        self._begun, self.job = True, job
+        self._tell()
+
+    def came(self, size: int) -> None:
+        """Count bytes that have come."""
+        self.offset += size
+        self._tell()
+
+    def end(self) -> None:
+        """Tell waiters that it is whole, or that nothing more will come."""
+        self._ended = True
+        self._tell()
+
+    def _tell(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def begun(self) -> Segment | None:
+        """Wait until something comes; returns where it is written.
+
+        None if it ended, or has no memory yet: another source serves a node that was sent here
+        better.
+        """
+        while self.segment is not None and not self._begun and not self._ended:
+            await self._moved.wait()
+        return self.segment if self._begun else None
+
+    async def reached(self, offset: int) -> bool:
+        """Wait until it is here up to an offset; False if that much will not come."""
+        while self.offset < offset and not self._ended:
+            await self._moved.wait()
+        return self.offset >= offset
+
+
+class ValueAnswer(NamedTuple):
+    """What another daemon says to a request for a value; bytes of it may come with the answer."""
+
+    #: The node to copy it from, as the node of its owner says.
+    ask: bytes = b""
+    #: Of the whole value.
+    size: int = 0
+    form: int = 0
+    #: Where the other node's mover listens; empty if the value is to be read in pieces.
+    mover: str = ""
+
+
+def piece_size() -> int:
+    """Return how many bytes travel at once: a value that is no larger goes with the answer."""
+    return min(config().transfer_chunk, IN_FLIGHT)
 
 
 class _Wanted(NamedTuple):
@@ -57,17 +128,20 @@ class Serving:
     #: Reads values that are on disk.
     spilling: Spilling
     requests: dataclasses.InitVar[NodeRequests]
-    #: What large values go through.
-    mover: MoverClient
     #: Knows who has the values that processes of this node own.
     directory: Directory
-    _: dataclasses.KW_ONLY
     #: Of other nodes' values, and the store that they are in.
     copies: Copies
-    #: Those that are on their way here.
-    arriving: Mapping[Key, Arriving]
+    start_mover: dataclasses.InitVar[Callable[[], Helper]]
+    settings: dataclasses.InitVar[MoverConfig]
 
-    def __post_init__(self, requests: NodeRequests) -> None:
+    def __post_init__(
+        self, requests: NodeRequests, start_mover: Callable[[], Helper], settings: MoverConfig
+    ) -> None:
+        #: What large values go through, in both directions.
+        self.mover = MoverClient(start_mover, settings, self.open)
+        #: The copies that are on their way here.
+        self.arriving: dict[Key, Arriving] = {}
         self._store = self.copies.store
         #: Answers that wait for the disk, or for what is still on its way here.
         self._answers: set[asyncio.Task[None]] = set()

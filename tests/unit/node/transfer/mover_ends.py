@@ -13,8 +13,8 @@ from node_ends import End, mover_in_thread, two_ends
 
 from miniray.common.host_port import DaemonAddress
 from miniray.node.base.node_config import MoverConfig
+from miniray.node.transfer.mover import COMES
 from miniray.node.transfer.mover_client import Move, MoverClient, Opened
-from miniray.node.transfer.mover_ends import COMES
 from miniray.node.transfer.moving import HELLO
 
 if TYPE_CHECKING:

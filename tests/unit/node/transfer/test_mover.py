@@ -25,8 +25,7 @@ from mover_ends import (
 from node_ends import until
 
 from miniray.common.host_port import DaemonAddress
-from miniray.node.transfer import mover_ends as ends
-from miniray.node.transfer import moving
+from miniray.node.transfer import mover, moving
 from miniray.node.transfer.mover_client import MoveError, RefusedError
 from miniray.node.transfer.moving import HELLO
 from miniray.security.certificates import make_credentials
@@ -115,7 +114,7 @@ def test_a_transfer_that_is_stopped_when_all_has_come_does_not_harm_the_next_one
 ) -> None:
     """Its connection hears no more, so nothing else can come over it."""
     data = os.urandom(2 * MIB)
-    receive, hear_no_more = moving.receive, ends.hear_no_more
+    receive, hear_no_more = mover.receive, mover.hear_no_more
     received, stopped = threading.Event(), threading.Event()
 
     def receive_and_wait(*args: Any) -> None:
@@ -127,8 +126,8 @@ def test_a_transfer_that_is_stopped_when_all_has_come_does_not_harm_the_next_one
         hear_no_more(sock)
         stopped.set()
 
-    monkeypatch.setattr(moving, "receive", receive_and_wait)
-    monkeypatch.setattr(ends, "hear_no_more", note)
+    monkeypatch.setattr(mover, "receive", receive_and_wait)
+    monkeypatch.setattr(mover, "hear_no_more", note)
 
     async def test() -> None:
         a, b = movers.add(), movers.add()

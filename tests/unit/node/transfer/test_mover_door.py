@@ -15,7 +15,7 @@ import pytest
 from mover_ends import SIZE, Movers, fetch
 
 from miniray.common.host_port import DaemonAddress
-from miniray.node.transfer import mover
+from miniray.node.transfer import moving
 from miniray.security.certificates import client_context, make_credentials
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_strangers_cost_no_threads_and_keep_nobody_out(
         before = threading.active_count()
         strangers = [await asyncio.to_thread(dial, offer.address) for _ in range(200)]
         # The first ones have made room for those that came later.
-        for stranger in strangers[: 200 - mover.MOST]:
+        for stranger in strangers[: 200 - moving.MOST]:
             assert await asyncio.to_thread(hung_up, stranger)
         assert threading.active_count() < before + 20  # asyncio.to_thread has some
         assert await fetch(b, offer, movers.memory(), SIZE) == SIZE
@@ -70,7 +70,7 @@ def test_strangers_cost_no_threads_and_keep_nobody_out(
 def test_one_deadline_is_for_the_handshake_and_the_first_words_together(
     movers: Movers, monkeypatch: pytest.MonkeyPatch, member: bool
 ) -> None:
-    monkeypatch.setattr(mover, "HELLO_WITHIN", 0.5)
+    monkeypatch.setattr(moving, "HELLO_WITHIN", 0.5)
 
     def drip(address: str) -> float:
         """Send a byte now and then; returns how long the other end bore it."""

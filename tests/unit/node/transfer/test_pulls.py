@@ -12,7 +12,7 @@ from stores import new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.segments import Copies
-from miniray.node.transfer.pulls import Pulls
+from miniray.node.transfer.transfers import Pulls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -11,7 +11,7 @@ from node_ends import End, mover_in_thread, no_mover, until
 
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.transfer.transfers import Arriving, ValueAnswer
+from miniray.node.transfer.serving import Arriving, ValueAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
