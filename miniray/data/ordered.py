@@ -31,17 +31,18 @@ class Ordered(How):
     Attributes:
         descending: For each, whether large values come first.
         given: Values of the first column at which partitions begin; empty: they are chosen.
+        right_keys: The columns of a second input.
     """
 
     keys: tuple[str, ...]
     descending: tuple[bool, ...]
     given: tuple[Any, ...] = ()
     name: str = "Sort"
+    right_keys: tuple[str, ...] = ()
 
-    def side_keys(self, side: int) -> tuple[str, ...]:
-        """Return the columns of an input that are its keys."""
-        del side
-        return self.keys
+    def keys_of(self, table: Any, side: int = 0) -> Any:
+        """Return the keys of rows of an input, called as those of the first one."""
+        return key_table(table, self.right_keys if side else self.keys, self.name, self.keys)
 
     def bounds(self, samples: Sequence[Any], parts: int) -> Any:
         """Return keys that divide the samples into equal parts."""
@@ -59,19 +60,9 @@ class Ordered(How):
 
     def cut(self, table: Any, first: int, side: int, bounds: Any) -> list[Any]:
         """Return the sorted table between the bounds, which are a table of keys."""
-        keys = key_table(table, self.side_keys(side), self.name, self.keys)
-        # A bound comes before the rows that are equal to it, by as many keys as it has.
-        both = concat(
-            [
-                each.add_column(
-                    bounds.num_columns, ORDER, pa.repeat(pa.scalar(number, pa.int8()), len(each))
-                )
-                for number, each in enumerate((bounds, keys))
-            ]
-        )
-        down = list(self.descending)
-        down.insert(bounds.num_columns, False)
-        order = key_order(both, down).to_numpy()
+        keys = self.keys_of(table, side).select(bounds.column_names)
+        # Sorting is stable: a bound comes before the rows that are equal to it.
+        order = key_order(concat([bounds, keys]), self.descending).to_numpy()
         places = np.flatnonzero(order < len(bounds)) - np.arange(len(bounds))
         table = table.combine_chunks().take(order[order >= len(bounds)] - len(bounds))
         return sliced(table, [*places.tolist(), table.num_rows])
@@ -80,8 +71,7 @@ class Ordered(How):
         table = concat(sides[0])
         if not self.keys:
             return table
-        order = key_order(key_table(table, self.keys, self.name), self.descending)
-        return table.combine_chunks().take(order)
+        return table.combine_chunks().take(key_order(self.keys_of(table), self.descending))
 
 
 def key_table(table: Any, names: Sequence[str], who: str, called: Sequence[str] = ()) -> Any:
@@ -125,11 +115,11 @@ def one_zero(values: Any) -> Any:
 
 
 def key_order(keys: Any, descending: Sequence[bool]) -> Any:
-    """Return the numbers of rows in the order of their keys."""
+    """Return the numbers of rows in the order of their keys, or of the first ones of these."""
     if not keys.num_rows:
         return pa.array([], pa.int64())
     signs = ["descending" if each else "ascending" for each in descending]
-    return pc.sort_indices(keys, sort_keys=list(zip(keys.column_names, signs, strict=True)))
+    return pc.sort_indices(keys, sort_keys=list(zip(keys.column_names, signs, strict=False)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,23 +136,15 @@ class KeySample(TableStep):
 
     def changed(self, table: Any, where: Where) -> Any:
         rows = np.arange(0, table.num_rows, max(1, table.num_rows // _SAMPLED))
-        how = self.how
-        return key_table(table.take(rows), how.side_keys(self.side), how.name, how.keys)
+        return self.how.keys_of(table.take(rows), self.side)
 
 
 # --- joins ------------------------------------------------------------------------------
 
-#: Ray's names of joins, and those of Arrow.
-JOINS = {
-    "inner": "inner",
-    "left_outer": "left outer",
-    "right_outer": "right outer",
-    "full_outer": "full outer",
-    "left_semi": "left semi",
-    "right_semi": "right semi",
-    "left_anti": "left anti",
-    "right_anti": "right anti",
-}
+#: Joins of which rows of one input come out as they are.
+ONE_SIDED = ("left_semi", "right_semi", "left_anti", "right_anti")
+#: Ray's names of joins. Those of Arrow have spaces.
+JOINS = ("inner", "left_outer", "right_outer", "full_outer", *ONE_SIDED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,14 +156,10 @@ class Join(Ordered):
         suffixes: Behind names that both inputs have.
     """
 
-    right_keys: tuple[str, ...] = ()
     kind: str = "inner"
     suffixes: tuple[str | None, str | None] = (None, None)
     name: str = "Join"
     keeps_count = False
-
-    def side_keys(self, side: int) -> tuple[str, ...]:
-        return self.right_keys if side else self.keys
 
     def outgoing(self, left: Sequence[str], right: Sequence[str]) -> list[tuple[int, str, str]]:
         """Return the columns that come out: of which input, their names there and their new ones.
@@ -189,63 +167,52 @@ class Join(Ordered):
         Raises:
             ValueError: Two would have the same name.
         """
-        gone: Any = ((), self.right_keys)
-        if self.kind.endswith(("semi", "anti")):  # columns of one input alone come out
-            gone = ((), right) if self.kind.startswith("left") else (left, ())
-        elif self.kind == "right_outer":
-            gone = (self.keys, ())
+        if self.kind in ONE_SIDED:
+            return []
+        keys = (self.keys, self.right_keys)
+        of_keys = 1 if self.kind == "right_outer" else 0  # whose keys come out
         kept = [
             (side, name)
             for side, names in enumerate((left, right))
             for name in names
-            if name not in gone[side]
+            if side == of_keys or name not in keys[side]
         ]
-        both = set.intersection(*({name for s, name in kept if s == side} for side in (0, 1)))
-        if both and self.suffixes == (None, None):
+        times = collections.Counter(name for _, name in kept)
+        found = [
+            (side, name, name + (self.suffixes[side] or ""))
+            if times[name] > 1 and name not in keys[side]
+            else (side, name, name)
+            for side, name in kept
+        ]
+        new = [name for _, _, name in found]
+        if len(set(new)) < len(new):
             raise ValueError(
-                f"Left and right columns suffixes cannot be both None (overlapping columns: "
-                f"{sorted(both)}). Pass left_suffix or right_suffix to join()."
-            )
-        found = []
-        for side, name in kept:
-            shared = name in both and name not in self.side_keys(side)
-            found.append((side, name, name + (self.suffixes[side] or "") if shared else name))
-        called = collections.Counter(new for _, _, new in found)
-        twice = sorted(name for name, times in called.items() if times > 1)
-        if twice:
-            raise ValueError(
-                f"join(): both sides have {twice} with these suffixes; use other ones."
+                f"join(): both sides have columns of the same name, also with their suffixes "
+                f"(overlapping columns: {sorted({name for name in new if new.count(name) > 1})}). "
+                f"Pass left_suffix or right_suffix to join()."
             )
         return found
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
         """Join the rows of a partition: Arrow joins keys and row numbers, the rest is taken."""
-        left, right = (concat(tables).combine_chunks() for tables in sides)
-        left_keys = key_table(left, self.keys, self.name)
-        right_keys = key_table(right, self.right_keys, self.name, self.keys)
-        keys = concat([left_keys.slice(0, 0), right_keys.slice(0, 0)]).schema
-        for place, field in enumerate(keys):
+        tables = [concat(side).combine_chunks() for side in sides]
+        keys = [self.keys_of(table, side) for side, table in enumerate(tables)]
+        kinds = concat([each.slice(0, 0) for each in keys]).schema
+        for place, field in enumerate(kinds):
             if pa.types.is_null(field.type):  # Arrow joins no keys of this type
-                keys = keys.set(place, field.with_type(pa.int8()))
-        left_rows, right_rows = (
-            table.cast(keys).append_column(ORDER + name, pa.array(np.arange(len(table))))
-            for name, table in (("0", left_keys), ("1", right_keys))
+                kinds = kinds.set(place, field.with_type(pa.int8()))
+        left, right = (
+            each.cast(kinds).append_column(f"{ORDER}{side}", pa.array(np.arange(len(each))))
+            for side, each in enumerate(keys)
         )
-        found = left_rows.join(
-            right_rows, list(self.keys), join_type=JOINS[self.kind], use_threads=False
-        )
+        kind = self.kind.replace("_", " ")
+        found = left.join(right, list(self.keys), join_type=kind, use_threads=False)
         places = sorted(name for name in found.column_names if name.startswith(ORDER))
         found = found.select([*self.keys, *places])
         found = found.take(key_order(found, [*self.descending, *(False for _ in places)]))
-        if self.kind.endswith(("semi", "anti")):
-            (place,) = places
-            return (left if self.kind.startswith("left") else right).take(found.column(place))
-        rows = [
-            side.take(found.column(place))
-            for side, place in zip((left, right), places, strict=True)
-        ]
+        rows = {int(name[-1]): tables[int(name[-1])].take(found.column(name)) for name in places}
         columns = {}
-        for side, name, new in self.outgoing(left.column_names, right.column_names):
+        for side, name, new in self.outgoing(*(table.column_names for table in tables)):
             of_either = self.kind == "full_outer" and not side and name in self.keys
             columns[new] = (found if of_either else rows[side]).column(name)
-        return pa.table(columns) if columns else rows[0]
+        return pa.table(columns) if columns else next(iter(rows.values()))
