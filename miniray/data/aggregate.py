@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from miniray.data.blocks import column, pickled, shown_type, table_to_rows, values_of
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, Transform, Where, check_columns, told
+from miniray.data.transforms import DataError, TableStep, Where, check_columns, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 #: The key of the one group of aggregations without keys.
 ALL = "__miniray_all__"
@@ -41,6 +41,8 @@ class AggregateFn:
         finalize: Makes the result of an accumulator.
     """
 
+    #: Functions of Arrow: for rows, and for what these gave. Empty: ``partial`` and ``merged``.
+    parts: ClassVar[tuple[tuple[str, str], ...]] = ()
     #: The column that is read; None: any may be.
     on: str | None = None
     name: str
@@ -56,16 +58,18 @@ class AggregateFn:
     ) -> None:
         if (accumulate_row is None) == (accumulate_block is None):
             raise ValueError("Exactly one of accumulate_row or accumulate_block must be provided.")
+
+        def by_row(found: Any, table: Any) -> Any:
+            row: Any = accumulate_row
+            return functools.reduce(row, table_to_rows(table), found)
+
         self.name = name
         self._init, self._merge, self._finalize = init, merge, finalize
-        self._row: Any = accumulate_row
-        self._block = accumulate_block
+        self._block = accumulate_block or by_row
 
     def partial(self, key: Any, table: Any) -> Any:
         """Return the accumulator of rows of one group."""
-        if self._block is not None:
-            return self._block(self._init(key), table)
-        return functools.reduce(self._row, table_to_rows(table), self._init(key))
+        return self._block(self._init(key), table)
 
     def merged(self, accumulators: Sequence[Any]) -> Any:
         """Return the result of the accumulators of one group."""
@@ -111,20 +115,24 @@ class AggregateFnV2(AggregateFn):
         return self.finalize(functools.reduce(self.combine, there, self._zero()))
 
 
-class _OfColumn(AggregateFn):
-    """An aggregation of a column: base of the named ones.
+class _OfColumn(AggregateFnV2):
+    """An aggregation of a column: base of the named ones, and itself one that collects values.
 
     Args:
         on: The column.
         ignore_nulls: Leave out null; otherwise it is a value, or makes the result null. Default:
             True, but for lists, different values and counts of rows.
         alias_name: The column of the results. Default: as "sum(column)".
+
+    Attributes:
+        word: In the name of the results.
+        distinct: Whether each value is collected once.
     """
 
-    #: In the name of the results.
-    word = ""
+    word = "list"
     leaves_out_nulls = True
     needs_column = True
+    distinct = False
 
     def __init__(
         self,
@@ -134,46 +142,50 @@ class _OfColumn(AggregateFn):
     ) -> None:
         if on is None and self.needs_column:
             raise TypeError(f"{type(self).__name__}() needs the name of a column.")
-        self.name, self.on = alias_name or f"{self.word}({on or ''})", on
-        self._ignore_nulls = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls
+        ignored = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls
+        name = alias_name or f"{self.word}({on or ''})"
+        super().__init__(name, list, on=on, ignore_nulls=ignored)
 
-
-class _Collected(_OfColumn):
-    """An aggregation in Python over the values of a column, collected from all tables."""
-
-    def partial(self, key: Any, table: Any) -> Any:
-        values = table.column(self.on)
+    def aggregate_block(self, block: Any) -> Any:
+        values = block.column(self.on)
+        if self.distinct:
+            values = pc.unique(one_zero(values))
         return (values.drop_null() if self._ignore_nulls else values).to_pylist()
 
-    def merged(self, accumulators: Sequence[Any]) -> Any:
-        return self.result([value for each in accumulators for value in each])
+    def combine(self, current_accumulator: Any, new: Any) -> Any:
+        current_accumulator += new
+        return current_accumulator
 
-    def result(self, values: list[Any]) -> Any:
-        """Return the result of all values of a group."""
-        return values
+    def options(self, function: str) -> Any:
+        if function == "list":
+            return None
+        if function == "count":
+            return pc.CountOptions("only_valid" if self._ignore_nulls and self.on else "all")
+        if function == "variance":
+            return pc.VarianceOptions(ddof=0, skip_nulls=self._ignore_nulls)
+        return pc.ScalarAggregateOptions(skip_nulls=self._ignore_nulls, min_count=1)
+
+    def of_parts(self, *parts: Any) -> Any:
+        """Return the results of all groups, of those of ``parts``."""
+        return parts[0]
 
 
-class AsList(_Collected):
+class AsList(_OfColumn):
     """The values of each group, as a list."""
-
-    word = "list"
 
     def __init__(self, on: str, alias_name: str | None = None, ignore_nulls: bool = False) -> None:
         super().__init__(on, ignore_nulls, alias_name)
 
 
-class Unique(_Collected):
+class Unique(_OfColumn):
     """The different values of each group, as a list."""
 
     word = "unique"
     leaves_out_nulls = False
+    distinct = True
 
-    def partial(self, key: Any, table: Any) -> Any:
-        values = one_zero(table.column(self.on))
-        return pc.unique(values.drop_null() if self._ignore_nulls else values).to_pylist()
-
-    def result(self, values: list[Any]) -> Any:
-        return pc.unique(pa.array(values)).to_pylist()
+    def finalize(self, accumulator: Any) -> Any:
+        return pc.unique(pa.array(accumulator)).to_pylist()
 
 
 class CountDistinct(Unique):
@@ -182,11 +194,11 @@ class CountDistinct(Unique):
     word = "count_distinct"
     leaves_out_nulls = True
 
-    def result(self, values: list[Any]) -> Any:
-        return len(super().result(values))
+    def finalize(self, accumulator: Any) -> Any:
+        return len(super().finalize(accumulator))
 
 
-class Quantile(_Collected):
+class Quantile(_OfColumn):
     """A quantile of each group, between two values where none is at its place."""
 
     word = "quantile"
@@ -201,36 +213,13 @@ class Quantile(_Collected):
         super().__init__(on, ignore_nulls, alias_name)
         self._q = q
 
-    def result(self, values: list[Any]) -> Any:
-        if not values or None in values:
+    def finalize(self, accumulator: Any) -> Any:
+        if not accumulator or None in accumulator:
             return None
-        return float(np.quantile(np.asarray(values, dtype=float), self._q))
+        return float(np.quantile(np.asarray(accumulator, dtype=float), self._q))
 
 
-class _ByArrow(_OfColumn):
-    """What Arrow computes of tables, and again of the results.
-
-    Attributes:
-        parts: Functions of Arrow: for rows, and for what these gave.
-    """
-
-    parts: tuple[tuple[str, str], ...] = ()
-
-    def options(self, function: str) -> Any:
-        if function == "list":
-            return None
-        if function == "count":
-            return pc.CountOptions("only_valid" if self._ignore_nulls and self.on else "all")
-        if function == "variance":
-            return pc.VarianceOptions(ddof=0, skip_nulls=self._ignore_nulls)
-        return pc.ScalarAggregateOptions(skip_nulls=self._ignore_nulls, min_count=1)
-
-    def result(self, parts: Sequence[Any]) -> Any:
-        """Return the results of all groups."""
-        return parts[0]
-
-
-class Count(_ByArrow):
+class Count(_OfColumn):
     """How many rows each group has, or values of a column."""
 
     word = "count"
@@ -239,51 +228,50 @@ class Count(_ByArrow):
     needs_column = False
 
 
-class Sum(_ByArrow):
+class Sum(_OfColumn):
     """The sum of each group."""
 
     word = "sum"
     parts = (("sum", "sum"),)
 
 
-class Min(_ByArrow):
+class Min(_OfColumn):
     """The smallest value of each group."""
 
     word = "min"
     parts = (("min", "min"),)
 
 
-class Max(_ByArrow):
+class Max(_OfColumn):
     """The largest value of each group."""
 
     word = "max"
     parts = (("max", "max"),)
 
 
-class AbsMax(_ByArrow):
+class AbsMax(_OfColumn):
     """The largest absolute value of each group."""
 
     word = "abs_max"
     parts = (("min", "min"), ("max", "max"))
 
-    def result(self, parts: Sequence[Any]) -> Any:
+    def of_parts(self, *parts: Any) -> Any:
         if pa.types.is_null(parts[0].type):
             return parts[0]
         return pc.max_element_wise(*map(pc.abs, parts), skip_nulls=False)
 
 
-class Mean(_ByArrow):
+class Mean(_OfColumn):
     """The mean of each group."""
 
     word = "mean"
     parts = (("sum", "sum"), ("count", "sum"))
 
-    def result(self, parts: Sequence[Any]) -> Any:
-        total, count = parts
-        return pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
+    def of_parts(self, *parts: Any) -> Any:
+        return pc.divide(*(part.cast(pa.float64()) for part in parts))
 
 
-class Std(_ByArrow):
+class Std(_OfColumn):
     """The standard deviation of each group; ``ddof`` is taken from the number that divides."""
 
     word = "std"
@@ -299,27 +287,26 @@ class Std(_ByArrow):
         super().__init__(on, ignore_nulls, alias_name)
         self._ddof = ddof
 
-    def result(self, parts: Sequence[Any]) -> Any:
+    def of_parts(self, *parts: Any) -> Any:
         """Put counts, means and variances of parts of each group together."""
         lists = [part.combine_chunks() for part in parts]
         group = pc.list_parent_indices(lists[0]).to_numpy()
-        flat = [each.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False) for each in lists]
-        known = lists[1].flatten().is_valid().to_numpy(zero_copy_only=False)
-        n, mean, variance = (np.where(known, values, 0.0) for values in flat)
+        flat = [each.flatten().cast(pa.float64()) for each in lists]
+        null = np.bincount(group, flat[1].is_null().to_numpy(zero_copy_only=False)) > 0
+        n, mean, variance = (each.fill_null(0).to_numpy() for each in flat)
         total = np.bincount(group, n)
         with np.errstate(divide="ignore", invalid="ignore"):  # of groups that have no result
             center = np.bincount(group, n * mean) / total
             squares = np.bincount(group, n * (variance + (mean - center[group]) ** 2))
             found = np.sqrt(squares / (total - self._ddof))
         found[total <= self._ddof] = np.nan
-        unknown = np.bincount(group, ~known) > 0
-        return pa.array(found, mask=total == 0 if self._ignore_nulls else unknown)
+        return pa.array(found, mask=total == 0 if self._ignore_nulls else null)
 
 
 # --- carrying out -----------------------------------------------------------------------
 
 
-def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[tuple[str, str, Any]]) -> Any:
+def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[Any] = (LISTED,)) -> Any:
     """Return the keys of each group, in order, with what calls of Arrow compute of its rows.
 
     A call is a column, a function and its options, or ``LISTED`` for the numbers of the rows.
@@ -330,14 +317,13 @@ def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[tuple[str, str, 
     return found.take(key_order(found.select(keys), [False] * len(keys)))
 
 
-def _calls(aggs: Sequence[AggregateFn], *, again: bool) -> list[tuple[str, str, Any]]:
-    """Return what Arrow computes for aggregations, of columns that are called by their places."""
-    found = [] if all(isinstance(agg, _ByArrow) for agg in aggs) else [LISTED]
+def _calls(aggs: Sequence[Any], step: int) -> list[Any]:
+    """Return what Arrow computes of rows, or in step 1 of what it gave, in columns by place."""
+    found: list[Any] = [] if all(agg.parts for agg in aggs) else [LISTED]
     for place, agg in enumerate(aggs):
-        if isinstance(agg, _ByArrow):
-            for one, two in agg.parts:
-                name, function = (_column(place, one), two) if again else (_column(place), one)
-                found.append((name, function, agg.options(function)))
+        for part in agg.parts:
+            call = _column(place, *part[:step]), part[step], agg.options(part[step])
+            found.append(call)
     return found
 
 
@@ -346,7 +332,7 @@ def _column(place: int, *functions: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Partial(Transform):
+class Partial(TableStep):
     """Aggregates each table by itself."""
 
     name: str
@@ -354,57 +340,50 @@ class Partial(Transform):
     aggs: tuple[AggregateFn, ...]
     keeps_count = False
 
-    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        for table in tables:
-            if not table.num_columns:
-                continue
-            used = [agg.on for agg in self.aggs if agg.on is not None]
-            check_columns(f"{self.name}: {where.label}", used, table)
-            with told(self.name, where):
-                yield self._table(table, where)
+    def schema(self, schema: Any) -> Any:
+        return None
 
-    def _table(self, table: Any, where: Where) -> Any:
-        keys = pa.table({ALL: np.zeros(table.num_rows, np.int8)})
-        if self.keys != (ALL,):
-            keys = key_table(table, self.keys, self.name)
-        columns = keys
-        for place, agg in enumerate(self.aggs):
-            if not isinstance(agg, _ByArrow):
-                continue
-            values = keys.column(0) if agg.on is None else table.column(agg.on)
-            if pa.types.is_null(values.type) and isinstance(agg, Std):
-                values = values.cast(pa.float64())
-            columns = columns.append_column(_column(place), values)
-        try:
-            found = grouped_by(columns, self.keys, _calls(self.aggs, again=False))
-        except pa.ArrowNotImplementedError:
-            used = dict.fromkeys(agg.on for agg in self.aggs if agg.on is not None)
-            typed = [f"{name} ({shown_type(table.field(name).type)})" for name in used]
-            raise DataError(
-                f"{self.name} can't be computed of {', '.join(typed)}, as in {where.label}."
-            ) from None
-        if ROWS not in found.column_names:
-            return found
+    def changed(self, table: Any, where: Where) -> Any:
+        if not table.num_columns:
+            return table.slice(0, 0)
+        used = dict.fromkeys(agg.on for agg in self.aggs if agg.on is not None)
+        check_columns(f"{self.name}: {where.label}", used, table)
+        with told(self.name, where):
+            columns = pa.table({ALL: np.zeros(table.num_rows, np.int8)})
+            if self.keys != (ALL,):
+                columns = key_table(table, self.keys, self.name)
+            for place, agg in enumerate(self.aggs):
+                values = columns.column(0) if agg.on is None else table.column(agg.on)
+                if pa.types.is_null(values.type) and isinstance(agg, Std):
+                    values = values.cast(pa.float64())
+                columns = columns.append_column(_column(place), values)
+            try:
+                found = grouped_by(columns, self.keys, _calls(self.aggs, 0))
+            except pa.ArrowNotImplementedError:
+                typed = [f"{name} ({shown_type(table.field(name).type)})" for name in used]
+                raise DataError(
+                    f"{self.name} can't be computed of {', '.join(typed)}, as in {where.label}."
+                ) from None
+            return self._called(found, table) if ROWS in found.column_names else found
+
+    def _called(self, found: Any, table: Any) -> Any:
+        """Return results with the accumulators that calls in Python give of each group."""
         whole = table.combine_chunks()
         rows = [whole.take(numbers.values) for numbers in found.column(ROWS)]
-        ids = [self._key(*key.values()) for key in found.select(self.keys).to_pylist()]
+        keys = [tuple(key.values()) for key in found.select(self.keys).to_pylist()]
+        ids = [None if self.keys == (ALL,) else key if key[1:] else key[0] for key in keys]
         for place, agg in enumerate(self.aggs):
-            if not isinstance(agg, _ByArrow):
-                found = found.append_column(
-                    _column(place), pickled(list(map(agg.partial, ids, rows)))
-                )
+            if not agg.parts:
+                made = pickled(list(map(agg.partial, ids, rows)))
+                found = found.append_column(_column(place), made)
         return found.drop_columns([ROWS])
-
-    def _key(self, *values: Any) -> Any:
-        """Return the key of a group as users know it."""
-        return None if self.keys == (ALL,) else values if values[1:] else values[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Combine(Ordered):
     """Combines what tables gave by themselves. Groups come in the order of their keys."""
 
-    aggs: tuple[AggregateFn, ...] = ()
+    aggs: tuple[Any, ...] = ()
     name: str = "Aggregate"
     keeps_count = False
 
@@ -412,11 +391,11 @@ class Combine(Ordered):
         table = concat(sides[0])
         if not table.num_columns:
             return table
-        found = grouped_by(table, self.keys, _calls(self.aggs, again=True))
+        found = grouped_by(table, self.keys, _calls(self.aggs, 1))
         made = found.select(self.keys)
         for place, agg in enumerate(self.aggs):
-            if isinstance(agg, _ByArrow):
-                results = agg.result([found.column(_column(place, *part)) for part in agg.parts])
+            if agg.parts:
+                results = agg.of_parts(*(found.column(_column(place, *part)) for part in agg.parts))
             else:
                 values = values_of(table.column(_column(place)))
                 groups = [[values[n] for n in rows] for rows in found.column(ROWS).to_pylist()]

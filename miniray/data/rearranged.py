@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.data.aggregate import (
     ALL,
-    LISTED,
     ROWS,
     AggregateFn,
     Combine,
@@ -52,7 +51,7 @@ class MapGroups(MapBatches):
                 yield whole
                 continue
             keys = key_table(table, self.keys, self.name)
-            for rows in grouped_by(keys, keys.column_names, [LISTED]).column(ROWS):
+            for rows in grouped_by(keys, self.keys).column(ROWS):
                 yield whole.slice(rows[0].as_py(), len(rows))
 
 

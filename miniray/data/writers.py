@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from miniray.data.aggregate import LISTED, ROWS, grouped_by
+from miniray.data.aggregate import ROWS, grouped_by
 from miniray.data.batches import check_whole
 from miniray.data.blocks import Pickled, table_to_rows, to_numpy
 from miniray.data.files import checked_options, is_local, resolve
@@ -88,7 +88,7 @@ class Writer(Transform):
         rest = table.drop_columns(list(self.partition_cols)).combine_chunks()
         if not rest.num_columns:
             raise DataError(f"{self.name}: partition_cols leaves no column for the files.")
-        groups = grouped_by(found, self.partition_cols, [LISTED])
+        groups = grouped_by(found, self.partition_cols)
         keys = groups.drop_columns(ROWS).to_pylist()
         for key, rows in zip(keys, groups.column(ROWS), strict=True):
             named = (f"{name}={quote(str(value), safe='')}" for name, value in key.items())
