@@ -73,13 +73,13 @@ class Numbered(How):
     name: str = "RandomShuffle"
 
     def bounds(self, samples: Sequence[Any], parts: int) -> Sequence[Any]:
-        step = [part << 40 if self.seed is None else (part << 64) // parts for part in range(parts)]
-        return step[1:]
+        return range(1, parts)
 
-    def _numbers(self, first: int, rows: int, parts: int) -> Any:
+    def _numbers(self, first: int, rows: int) -> Any:
+        """Return by what rows are ordered: their numbers, or what is drawn from these."""
         index: Any = np.arange(first, first + rows, dtype=np.uint64)
         if self.seed is None:
-            return (index % parts << 40) | index // parts
+            return index
         with np.errstate(over="ignore"):  # splitmix64, which maps no two rows to one number
             index += np.uint64(self.seed * 0x9E3779B97F4A7C15 & 2**64 - 1)
             index = (index ^ index >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -87,20 +87,18 @@ class Numbered(How):
         return index ^ index >> np.uint64(31)
 
     def cut(self, table: Any, first: int, side: int, bounds: Sequence[Any]) -> list[Any]:
-        numbers = self._numbers(first, table.num_rows, len(bounds) + 1)
-        starts = np.array(bounds, dtype=np.uint64)
-        part: Any = np.searchsorted(starts, numbers, side="right").astype(
-            np.min_scalar_type(len(bounds))
-        )
+        numbers = self._numbers(first, table.num_rows)
+        parts = len(bounds) + 1
+        part = numbers % parts if self.seed is None else numbers // np.uint64(2**64 // parts + 1)
+        part = part.astype(np.min_scalar_type(parts))  # which are sorted faster
         order = np.argsort(part, kind="stable")
         table = table.append_column(ORDER, pa.array(numbers)).combine_chunks().take(order)
-        ends = np.cumsum(np.bincount(part, minlength=len(bounds) + 1)).tolist()
-        return sliced(table, ends)
+        return sliced(table, np.cumsum(np.bincount(part, minlength=parts)).tolist())
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
         table = concat(sides[0])
         if ORDER not in table.column_names:  # all rows are in this partition
-            table = table.append_column(ORDER, pa.array(self._numbers(0, len(table), 1)))
+            table = table.append_column(ORDER, pa.array(self._numbers(0, len(table))))
         table = table.combine_chunks()
         order = np.argsort(table.column(ORDER).to_numpy())
         return table.take(order).drop_columns([ORDER])
