@@ -10,7 +10,7 @@ import numpy as np
 from miniray.common.absent import instead_of
 from miniray.data.blocks import check_format, table_to_rows
 from miniray.data.collate_fn import batch_maker
-from miniray.data.tables import Rows, batched, concat, rebatched
+from miniray.data.tables import batched, concat, rebatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -108,54 +108,55 @@ class StreamIterator:
         caller = "iter_batches"
         check_format(caller, batch_format)
         check_whole(caller, "prefetch_batches", prefetch_batches, 0)
-        batches = self._batched(
-            caller, batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last=drop_last
-        )
-        return Batches(lambda: (rows.batch(batch_format) for rows in batches()))
+        if batch_size is not None:
+            check_whole(caller, "batch_size", batch_size, 1)
+        if local_shuffle_buffer_size is not None:
+            check_whole(caller, "local_shuffle_buffer_size", local_shuffle_buffer_size, 1)
+        if local_shuffle_seed is not None:
+            check_whole(caller, "local_shuffle_seed", local_shuffle_seed, 0)
+
+        def batches() -> Iterator[Any]:
+            found = self._dataset._tables()
+            if local_shuffle_buffer_size is not None:
+                window = max(local_shuffle_buffer_size, batch_size or 1)
+                found = mixed(found, window, local_shuffle_seed)
+            cut = batched(found, batch_size, drop_last=drop_last)
+            return (rows.batch(batch_format) for rows in cut)
+
+        return Batches(batches)
 
     def iter_torch_batches(
         self,
         *,
-        prefetch_batches: int = 1,
-        batch_size: int | None = 256,
         dtypes: Any = None,
         device: Any = "auto",
         collate_fn: Any = None,
-        drop_last: bool = False,
-        local_shuffle_buffer_size: int | None = None,
-        local_shuffle_seed: int | None = None,
         pin_memory: bool = False,
+        **options: Any,
     ) -> Batches:
         """Return batches of PyTorch tensors, in a dictionary by column.
 
         Args:
-            prefetch_batches: Accepted as in Ray: tasks run ahead of the reader in any case.
-            batch_size: Rows of a batch; None: as they come in blocks.
             dtypes: Type of the tensors: one for all columns, or one for each by name.
             device: Where the tensors go; ``"auto"`` is the GPU if there is one.
             collate_fn: Makes a batch of a dictionary of NumPy arrays; one of
                 ``miniray.data.collate_fn`` gets the format that it is named after.
-            drop_last: Leave out rows that do not fill a batch.
-            local_shuffle_buffer_size: Mix rows within so many that follow each other.
-            local_shuffle_seed: From which that order is drawn.
             pin_memory: Put tensors into pinned memory.
+            **options: Of ``iter_batches``, other than ``batch_format``.
 
         Raises:
             ValueError: A value makes no sense.
         """
-        caller = "iter_torch_batches"
-        check_whole(caller, "prefetch_batches", prefetch_batches, 0)
         if dtypes is not None and collate_fn is not None:
-            raise ValueError(f"{caller}() takes dtypes or collate_fn, not both; convert there.")
+            raise ValueError(
+                "iter_torch_batches() takes dtypes or collate_fn, not both; convert there."
+            )
         kind = getattr(collate_fn, "batch_format", "numpy")
-        batches = self._batched(
-            caller, batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last=drop_last
-        )
+        batches = self.iter_batches(batch_format=kind, **options)
 
         def tensors() -> Iterator[Any]:
-            found = batches()  # first: its tasks run while PyTorch is loaded
-            made = batch_maker(dtypes, device, collate_fn, pin_memory=pin_memory)
-            return (made(rows.batch(kind)) for rows in found)
+            found = iter(batches)  # first: its tasks run while PyTorch is loaded
+            return map(batch_maker(dtypes, device, collate_fn, pin_memory=pin_memory), found)
 
         return Batches(tensors)
 
@@ -170,32 +171,6 @@ class StreamIterator:
     def stats(self) -> str:
         """Return what the newest execution has done."""
         return str(self._dataset.stats())
-
-    def _batched(
-        self,
-        caller: str,
-        size: int | None,
-        buffer: int | None,
-        seed: int | None,
-        *,
-        drop_last: bool,
-    ) -> Callable[[], Iterator[Rows]]:
-        if size is not None:
-            size = check_whole(caller, "batch_size", size, 1)
-        if buffer is not None:
-            buffer = check_whole(caller, "local_shuffle_buffer_size", buffer, 1)
-        if seed is not None:
-            seed = check_whole(caller, "local_shuffle_seed", seed, 0)
-
-        def batches() -> Iterator[Rows]:
-            found = self._dataset._tables()
-            if buffer is not None:
-                found = mixed(found, max(buffer, size or 1), seed)
-            if size is None:
-                return (Rows.of(table) for table in found if table.num_rows)
-            return batched(found, size, drop_last=drop_last)
-
-        return batches
 
     def __repr__(self) -> str:
         return f"StreamIterator({self._dataset!r})"

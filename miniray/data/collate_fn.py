@@ -70,22 +70,19 @@ def collate_torch(columns: Mapping[str, Any], dtypes: Any) -> dict[str, Any]:
         columns: The arrays, by name.
         dtypes: A dtype of PyTorch for all columns, one for each column by name, or None.
     """
-    return {
-        name: _tensor(name, array, dtypes.get(name) if isinstance(dtypes, dict) else dtypes)
-        for name, array in columns.items()
-    }
-
-
-def _tensor(name: str, array: Any, dtype: Any) -> Any:
     import torch
 
-    if array.dtype.kind == "O" or array.dtype.kind in "USMm":
-        raise TypeError(
-            f"The column {name!r} has no numbers of one shape (dtype {array.dtype}), so it can't "
-            f"be a tensor. Leave it out of the data, or pass iter_torch_batches(collate_fn=...), "
-            f"which gets the columns as arrays."
-        )
-    # Arrays over shared memory are read-only, which tensors cannot be.
-    writable = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
-    tensor = torch.from_numpy(writable)
-    return tensor if dtype is None else tensor.to(dtype)
+    tensors = {}
+    for name, array in columns.items():
+        if array.dtype.kind in "OUSMm":
+            raise TypeError(
+                f"The column {name!r} has no numbers of one shape (dtype {array.dtype}), so it "
+                f"can't be a tensor. Leave it out of the data, or pass "
+                f"iter_torch_batches(collate_fn=...), which gets the columns as arrays."
+            )
+        # Arrays over shared memory are read-only, which tensors cannot be.
+        writable = array.flags.writeable and array.flags.c_contiguous
+        dtype = dtypes.get(name) if isinstance(dtypes, dict) else dtypes
+        tensor = torch.from_numpy(array if writable else array.copy())
+        tensors[name] = tensor if dtype is None else tensor.to(dtype)
+    return tensors

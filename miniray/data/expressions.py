@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 #: By the operator in a text: its sign in Python, and its function, mostly of pyarrow.compute.
-_OPERATORS: dict[type, tuple[str, str]] = {
+_OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "add"),
     ast.Sub: ("-", "subtract"),
     ast.Mult: ("*", "multiply"),
@@ -27,21 +28,18 @@ _OPERATORS: dict[type, tuple[str, str]] = {
     ast.LtE: ("<=", "less_equal"),
     ast.Gt: (">", "greater"),
     ast.GtE: (">=", "greater_equal"),
-    ast.And: ("&", "and_kleene"),
-    ast.Or: ("|", "or_kleene"),
     ast.BitAnd: ("&", "and_kleene"),
     ast.BitOr: ("|", "or_kleene"),
 }
-_FUNCTIONS = dict(_OPERATORS.values())
-_SIGNS = {function: sign for sign, function in _FUNCTIONS.items()}
+_SIGNS = {function: sign for sign, function in _OPERATORS.values()}
 
 
-def _operator(sign: str, *, swapped: bool = False) -> Callable[[Expr, Any], Expr]:
+def _operator(function: str, *, swapped: bool = False) -> Callable[[Expr, Any], Expr]:
     """Return the method for an operator; ``swapped`` is for expressions on its right."""
 
     def method(self: Expr, other: Any) -> Expr:
         other = other if isinstance(other, Expr) else lit(other)
-        return Expr(_FUNCTIONS[sign], (other, self) if swapped else (self, other))
+        return Expr(function, (other, self) if swapped else (self, other))
 
     return method
 
@@ -106,17 +104,17 @@ class Expr:
         """Convert to a type of Arrow, or to the one of this name."""
         return Expr("cast", (self,), kind)
 
-    __add__, __radd__ = _operator("+"), _operator("+", swapped=True)
-    __sub__, __rsub__ = _operator("-"), _operator("-", swapped=True)
-    __mul__, __rmul__ = _operator("*"), _operator("*", swapped=True)
-    __truediv__, __rtruediv__ = _operator("/"), _operator("/", swapped=True)
-    __floordiv__, __rfloordiv__ = _operator("//"), _operator("//", swapped=True)
-    __mod__, __rmod__ = _operator("%"), _operator("%", swapped=True)
-    __lt__, __le__ = _operator("<"), _operator("<=")
-    __gt__, __ge__ = _operator(">"), _operator(">=")
-    __eq__ = _operator("==")  # type: ignore[assignment]
-    __ne__ = _operator("!=")  # type: ignore[assignment]
-    __and__, __or__ = _operator("&"), _operator("|")
+    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", swapped=True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", swapped=True)
+    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", swapped=True)
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _operator("floor_divide", swapped=True)
+    __mod__, __rmod__ = _operator("modulo"), _operator("modulo", swapped=True)
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __eq__ = _operator("equal")  # type: ignore[assignment]
+    __ne__ = _operator("not_equal")  # type: ignore[assignment]
+    __and__, __or__ = _operator("and_kleene"), _operator("or_kleene")
     __hash__ = object.__hash__
 
     def __invert__(self) -> Expr:
@@ -192,24 +190,21 @@ def _parse(node: Any, text: str) -> Expr:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return lit(-value)
         case ast.BoolOp(op=op, values=values):
-            return functools.reduce(functools.partial(_applied, op), map(inner, values))
+            both = operator.and_ if isinstance(op, ast.And) else operator.or_
+            return functools.reduce(both, map(inner, values))
         case ast.Compare(left=left, ops=[ast.In()], comparators=[values]):
             return inner(left).is_in(ast.literal_eval(values))
         case ast.Compare(left=left, ops=[ast.NotIn()], comparators=[values]):
-            return ~inner(left).is_in(ast.literal_eval(values))
+            return ~inner(ast.Compare(left, [ast.In()], [values]))
+        case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *others]) if ops:
+            first = ast.Compare(left, [op], [middle])
+            return inner(first) & inner(ast.Compare(middle, ops, others))
         case (
             ast.Compare(left=left, ops=[op], comparators=[right])
             | ast.BinOp(left=left, op=op, right=right)
         ) if type(op) in _OPERATORS:
-            return _applied(op, inner(left), inner(right))
-        case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *others]) if ops:
-            first = ast.Compare(left, [op], [middle])
-            return inner(first) & inner(ast.Compare(middle, ops, others))
+            return Expr(_OPERATORS[type(op)][1], (inner(left), inner(right)))
     raise ValueError(
         f"{text!r} has {ast.unparse(node)!r}. Use columns, values, + - * / // %, comparisons, "
         f"in, and, or, not."
     )
-
-
-def _applied(op: ast.AST, left: Expr, right: Expr) -> Expr:
-    return Expr(_OPERATORS[type(op)][1], (left, right))

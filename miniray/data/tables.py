@@ -26,7 +26,7 @@ from miniray.data.blocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 def concat(tables: Sequence[Any]) -> Any:
@@ -35,16 +35,11 @@ def concat(tables: Sequence[Any]) -> Any:
     Raises:
         ValueError: A column has types that do not go together.
     """
-    if len(tables) < 2:
-        return tables[0] if tables else pa.table({})
-    schema = tables[0].schema
     if not any(table.num_columns for table in tables):  # Arrow would make no rows of them
         return no_columns(sum(table.num_rows for table in tables))
-    if all(table.schema.equals(schema) for table in tables[1:]):
+    if all(table.schema.equals(tables[0].schema) for table in tables[1:]):
         return pa.concat_tables(tables)
     filled = [table for table in tables if table.num_columns or table.num_rows]
-    with contextlib.suppress(pa.ArrowException):
-        return pa.concat_tables(filled, promote_options="permissive")
     try:
         return pa.concat_tables(_alike(filled), promote_options="permissive")
     except pa.ArrowException as error:
@@ -54,23 +49,24 @@ def concat(tables: Sequence[Any]) -> Any:
 def _alike(tables: Sequence[Any]) -> Sequence[Any]:
     """Return tables whose tensors of different shapes are ragged, and the rest pickled."""
     for name in {name for table in tables for name in table.column_names}:
-        kinds = {t.schema.field(name).type for t in tables if name in t.column_names}
-        kinds.discard(pa.null())
+        kinds = {t.schema.field(name).type for t in tables if name in t.column_names} - {pa.null()}
         special = [kind for kind in kinds if isinstance(kind, pa.BaseExtensionType)]
         if len(kinds) < 2 or not special:
             continue
-        as_objects = any(isinstance(k, Pickled) for k in kinds) or len(special) < len(kinds)
-        dtypes = [k.value_type.to_pandas_dtype() for k in special if not as_objects]
-        changed = []
-        for table in tables:
-            if name in table.column_names:
-                place = table.column_names.index(name)
-                values = values_of(table.column(name))
-                made = pickled(values) if as_objects else ragged(values, np.result_type(*dtypes))
-                table = table.set_column(place, name, made)  # noqa: PLW2901
-            changed.append(table)
-        tables = changed
+        if len(special) < len(kinds) or any(isinstance(kind, Pickled) for kind in kinds):
+            make: Callable[[list[Any]], Any] = pickled
+        else:
+            dtypes = [kind.value_type.to_pandas_dtype() for kind in special]
+            make = functools.partial(ragged, kind=np.result_type(*dtypes))
+        tables = [_remade(table, name, make) for table in tables]
     return tables
+
+
+def _remade(table: Any, name: str, make: Callable[[list[Any]], Any]) -> Any:
+    """Return a table with a column made anew of its values, if it has it."""
+    place = table.schema.get_field_index(name)
+    values = [] if place < 0 else values_of(table.column(place))
+    return table if place < 0 else table.set_column(place, name, make(values))
 
 
 def rebatched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[Any]:
@@ -96,19 +92,6 @@ def _cut(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterat
         yield held
 
 
-class _Whole:
-    """A table, and its columns of plain numbers as arrays, once one of them is wanted."""
-
-    def __init__(self, table: Any) -> None:
-        self.table = table
-
-    @functools.cached_property
-    def arrays(self) -> dict[str, Any]:
-        table = self.table
-        columns = ((name, table.column(name)) for name in table.column_names)
-        return {name: to_numpy(column) for name, column in columns if is_plain(column)}
-
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Some rows of a table, to be a batch.
@@ -117,23 +100,25 @@ class Rows:
     whole table are made once, and its rows have slices of them.
     """
 
-    whole: _Whole
+    whole: Any
     start: int
     num_rows: int
+    #: The columns as arrays, once they are wanted; None for those that are no plain numbers.
+    arrays: dict[str, Any]
 
     @classmethod
     def of(cls, table: Any) -> Rows:
         """Return all rows of a table."""
-        return cls(_Whole(table), 0, table.num_rows)
+        return cls(table, 0, table.num_rows, {})
 
     def slice(self, start: int, length: int) -> Rows:
         """Return some of the rows."""
-        return Rows(self.whole, self.start + start, length)
+        return Rows(self.whole, self.start + start, length, self.arrays)
 
     @property
     def table(self) -> Any:
         """The rows as a table."""
-        return self.whole.table.slice(self.start, self.num_rows)
+        return self.whole.slice(self.start, self.num_rows)
 
     def batch(self, batch_format: str | None, *, writable: bool = False) -> Any:
         """Return the rows as a batch.
@@ -144,90 +129,73 @@ class Rows:
         """
         if batch_format not in ("default", "numpy"):
             return table_to_batch(self.table, batch_format)
-        arrays = self.whole.arrays
-        stop = self.start + self.num_rows
-        found = {name: array[self.start : stop] for name, array in arrays.items()}
-        if len(arrays) < self.whole.table.num_columns:
-            others = [name for name in self.whole.table.column_names if name not in arrays]
-            found |= table_to_batch(self.table.select(others), "numpy")
-            found = {name: found[name] for name in self.whole.table.column_names}
-        if writable:
-            found = {
-                n: array if array.flags.writeable else array.copy() for n, array in found.items()
-            }
-        return found
+        if not self.arrays:
+            for name, column in zip(self.whole.column_names, self.whole.columns, strict=True):
+                self.arrays[name] = to_numpy(column) if is_plain(column) else None
+        batch = {}
+        for name, array in self.arrays.items():
+            own = slice(self.start, self.start + self.num_rows)
+            found = to_numpy(self.whole.column(name)[own]) if array is None else array[own]
+            batch[name] = found.copy() if writable and not found.flags.writeable else found
+        return batch
 
 
-def batched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[Rows]:
-    """Yield batches of ``size`` rows each, the last one with what is left."""
-    pieces = (Rows.of(piece) for table in tables for piece in _pieces(table))
+def batched(tables: Iterable[Any], size: int | None, *, drop_last: bool = False) -> Iterator[Rows]:
+    """Yield batches of ``size`` rows, the last one with what is left; None: a table each."""
+    if size is None:
+        yield from (Rows.of(table) for table in tables if table.num_rows)
+        return
+    # Parts of tables whose columns have one chunk each.
+    pieces = (
+        Rows.of(pa.Table.from_batches([part]) if part.num_columns else part)
+        for table in tables
+        for part in (table.to_batches() if table.num_columns else [table])
+    )
     for held in _cut(pieces, size, drop_last=drop_last):
         yield held[0] if len(held) == 1 else Rows.of(concat([each.table for each in held]))
 
 
-def _pieces(table: Any) -> list[Any]:
-    """Return a table in parts whose columns have one chunk each."""
-    if not table.num_columns:
-        return [table]
-    return [pa.Table.from_batches([batch]) for batch in table.to_batches()]
+def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
+    """Yield tables as they are, and small batches of arrays together, up to ``size`` bytes.
 
-
-class _Stack:
-    """Arrays for about ``size`` bytes of rows, into which small batches of a kind are copied.
-
-    They are copied at once: a function may write its next batch into the same arrays, and a view
+    Batches are copied at once: a function may write its next one into the same arrays, and a view
     would keep all that it is a part of.
     """
-
-    def __init__(self, first: Arrays, size: int) -> None:
-        row: int = sum(kind.itemsize * math.prod(shape) for _, kind, shape in first.kinds)
-        rows = max(first.num_rows, size // row)
-        self._arrays = {name: np.empty((rows, *shape), kind) for name, kind, shape in first.kinds}
-        self._kinds = first.kinds
-        self._room = rows
-        self._rows = 0
-
-    def fits(self, batch: object) -> bool:
-        """Return whether something is a batch that can be added."""
-        if not isinstance(batch, Arrays):
-            return False
-        return batch.num_rows <= self._room and batch.kinds == self._kinds
-
-    def add(self, batch: Arrays) -> bool:
-        """Copy a batch; return whether there is place for another one like it."""
-        start, self._rows = self._rows, self._rows + batch.num_rows
-        self._room -= batch.num_rows
-        for name, array in batch.batch.items():
-            self._arrays[name][start : self._rows] = array
-        return self._room >= max(1, batch.num_rows)
-
-    def table(self) -> Any:
-        """Return what was added, in memory of about its size."""
-        found = {name: array[: self._rows] for name, array in self._arrays.items()}
-        if self._rows < 3 * self._room:
-            found = {name: array.copy() for name, array in found.items()}
-        for array in found.values():
-            array.setflags(write=False)
-        return batch_to_table(found)
-
-
-def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
-    """Yield tables as they are, and small batches of arrays together, up to ``size`` bytes."""
-    stack: _Stack | None = None
+    kinds: list[Any] = []
+    arrays: dict[str, Any] = {}
+    rows = room = 0
     for batch in batches:
-        if stack is not None and not stack.fits(batch):
-            yield stack.table()
-            stack = None
-        if not isinstance(batch, Arrays):
+        small = isinstance(batch, Arrays)
+        if arrays and not (small and batch.kinds == kinds and batch.num_rows <= room):
+            yield _filled(arrays, rows, room)
+            arrays = {}
+        if not small:
             yield batch
-        else:
-            stack = stack or _Stack(batch, size)
-            if not stack.add(batch):
-                yield stack.table()
-                stack = None
+            continue
+        if not arrays:
+            kinds, rows = batch.kinds, 0
+            row = sum(kind.itemsize * math.prod(shape) for _, kind, shape in kinds)
+            room = max(batch.num_rows, size // row)
+            arrays = {name: np.empty((room, *shape), kind) for name, kind, shape in kinds}
+        start, rows, room = rows, rows + batch.num_rows, room - batch.num_rows
+        for name, _, _ in kinds:
+            arrays[name][start:rows] = batch.batch[name]
+        if room < max(1, batch.num_rows):  # for another one like it
+            yield _filled(arrays, rows, room)
+            arrays = {}
         del batch  # before the next one is made
-    if stack is not None:
-        yield stack.table()
+    if arrays:
+        yield _filled(arrays, rows, room)
+
+
+def _filled(arrays: Mapping[str, Any], rows: int, room: int) -> Any:
+    """Return the first rows of arrays as a table, in memory of about its size."""
+    found = {name: array[:rows] for name, array in arrays.items()}
+    if rows < 3 * room:
+        found = {name: array.copy() for name, array in found.items()}
+    for array in found.values():
+        array.setflags(write=False)
+    return batch_to_table(found)
 
 
 def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import traceback
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -86,19 +85,25 @@ class Udf:
     @property
     def name(self) -> str:
         """Its name, for plans."""
-        named = getattr(self.function, "__name__", None)
-        return named or type(self.function).__name__
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
 
     @property
     def is_class(self) -> bool:
         """Whether an object has to be made first, which an actor keeps."""
         return isinstance(self.function, type)
 
-    def made(self) -> Udf:
-        """Return this step with an object in place of the class."""
+    def made(self, step: str) -> Udf:
+        """Return this function of a step, with an object in place of the class.
+
+        Raises:
+            DataError: The constructor of the class has failed.
+        """
         if not self.is_class:
             return self
-        made = self.function(*self.init_args, **self.init_kwargs)
+        try:
+            made = self.function(*self.init_args, **self.init_kwargs)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - its text and stack are shown
+            raise _error_of(f"{step}: {self.name}() failed", error) from None
         return Udf(made, self.args, self.kwargs)
 
     def __call__(self, value: Any) -> Any:
@@ -106,31 +111,25 @@ class Udf:
         return self.function(value, *self.args, **self.kwargs)
 
 
-def failed(step: str, where: Where, rows: str, error: BaseException) -> DataError:
-    """Return the error of a function of the user on some rows."""
-    return _error_of(f"{step} failed on {rows} of {where.label}", error)
-
-
 def _error_of(what: str, error: BaseException) -> DataError:
     """Return the error of what the user has written, with the stack of that only."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/miniray/data/" not in frame.filename]
-    stack = "".join(traceback.format_list(own)).rstrip()
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    text = f"{what}: {said}"
-    return DataError(f"{text}\n{stack}" if stack else text)
+    return DataError("\n".join([f"{what}: {said}", "".join(traceback.format_list(own))]).rstrip())
 
 
 @contextlib.contextmanager
-def told(step: str, where: Where, rows: str = "rows") -> Iterator[None]:
+def told(step: str, where: Where, rows: str | Callable[[], str] = "rows") -> Iterator[None]:
     """Raise what fails as the error of a step on these rows; one that says all stays as it is."""
     try:
         yield
     except DataError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - its text and stack are shown
+        rows = rows if isinstance(rows, str) else rows()
         # A StopIteration as the cause would be raised in its place.
-        raise failed(step, where, rows, error) from None
+        raise _error_of(f"{step} failed on {rows} of {where.label}", error) from None
 
 
 def check_columns(who: str, names: Iterable[str], table: Any) -> None:
@@ -154,28 +153,18 @@ class UserStep(Transform):
     user = True
 
     def prepared(self) -> Transform:
-        return dataclasses.replace(self, udf=self.made())
-
-    def made(self) -> Udf:
-        """Return the function, or an object in place of the class.
-
-        Raises:
-            DataError: The constructor of the class has failed.
-        """
-        try:
-            return self.udf.made()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - its text and stack are shown
-            raise _error_of(f"{self.name}: {self.udf.name}() failed", error) from None
+        return dataclasses.replace(self, udf=self.udf.made(self.name))
 
 
 def _own(row: Any) -> Any:
     """Copy a row that a function may fill again: its dictionary, arrays and lists."""
-    if type(row) is dict:
-        row = row.copy()
-        for name, value in row.items():
-            if type(value) in _FILLED:
-                row[name] = value.copy()
-    return row
+    if not hasattr(row, "keys"):
+        raise TypeError(
+            f"a row is a dictionary, such as {{'item': value}}, not {type(row).__name__}"
+        )
+    if type(row) is not dict:
+        return row
+    return {n: value.copy() if type(value) in _FILLED else value for n, value in row.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,46 +178,36 @@ class MapRows(UserStep):
         return self.kind == "Map"
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        at = 0
-        step = _FIRST
+        at, step = 0, _FIRST
         for whole in tables:
             if not whole.num_rows:
-                yield whole.slice(0, 0)
+                yield whole
             start = 0
             while start < whole.num_rows:
                 table = whole.slice(start, min(step, whole.num_rows - start))
-                made = self._table(table, at, where)
+                made = self._made(table, at, where)
                 yield made
                 start += table.num_rows
                 at += table.num_rows
                 size = max(made.nbytes, table.nbytes) // table.num_rows
                 step = min(_TOGETHER, max(1, _AUTO // max(size, 1)))
 
-    def _table(self, table: Any, at: int, where: Where) -> Any:
-        rows = enumerate(table_to_rows(table), at)
-        made = [self._call(row, number, where) for number, row in rows]
+    def _made(self, table: Any, at: int, where: Where) -> Any:
+        number = at
+        made: list[Any] = []
+        with told(self.name, where, lambda: f"row {number}"):
+            for number, row in enumerate(table_to_rows(table), at):  # noqa: B007 - of an error
+                result = self.udf(row)
+                if self.kind == "Filter":
+                    made.append(bool(result))
+                elif self.kind == "Map":
+                    made.append(_own(result))
+                else:
+                    made.extend(map(_own, result))
         if self.kind == "Filter":
             return table.filter(np.asarray(made, dtype=bool))
         with told(self.name, where, _rows_text(at, table.num_rows)):
-            return rows_to_table(list(itertools.chain.from_iterable(made)))
-
-    def _call(self, row: Any, number: int, where: Where) -> Any:
-        """Return the rows that are made of one; of a filter, whether it is kept."""
-        try:
-            result = self.udf(row)
-            if self.kind == "Filter":
-                return bool(result)
-            rows = [*map(_own, result)] if self.kind == "FlatMap" else [_own(result)]
-        except (Exception, SystemExit) as error:
-            raise failed(self.name, where, _rows_text(number, 1), error) from error
-        for each in rows:
-            if not hasattr(each, "keys"):
-                expected = "a list of dictionaries" if self.kind == "FlatMap" else "a dictionary"
-                raise DataError(
-                    f"{self.name} returned a value of type {type(each).__name__} for row {number} "
-                    f"of {where.label}; it must return {expected}, such as {{'item': value}}."
-                )
-        return rows
+            return rows_to_table(made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,15 +229,11 @@ class MapBatches(UserStep):
 
     def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
         """Yield the rows for which the function is called."""
-        if isinstance(self.batch_size, int):
+        if not isinstance(self.batch_size, str):
             yield from batched(tables, self.batch_size)
             return
         for table in tables:
-            if self.batch_size == "auto" and table.num_rows:
-                rows = max(1, _AUTO * table.num_rows // max(table.nbytes, 1))
-                yield from batched([table], rows)
-            else:
-                yield Rows.of(table)
+            yield from batched([table], max(1, _AUTO * table.num_rows // max(table.nbytes, 1)))
 
     @property
     def keeps_count(self) -> bool:  # type: ignore[override]
@@ -270,7 +245,8 @@ class MapBatches(UserStep):
 
     def prepared(self) -> Transform:
         # An object, as of a model, may keep a GPU busy meanwhile.
-        return dataclasses.replace(self, udf=self.made(), ahead=int(self.udf.is_class))
+        made = self.udf.made(self.name)
+        return dataclasses.replace(self, udf=made, ahead=int(self.udf.is_class))
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         return tabulated(self._results(tables, where), 0 if self.ahead else _AUTO)
