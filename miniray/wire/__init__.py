@@ -46,6 +46,6 @@ rules:
   (``IOLoop.serve`` within ``serve``).
 - What Python calls by itself, a ``__del__`` or the callback of a weak reference, swallows
   exceptions, those of signals' handlers too. ``objects/ignored_signals.py`` and
-  ``Interruption.was_ignored`` (``worker/interruption.py``) raise those again later.
+  ``Interruption.was_ignored`` (``worker/executor.py``) raise those again later.
 - Threads other than the main one run no handlers: none of this costs them anything.
 """

@@ -15,10 +15,9 @@ from miniray.common.names import user_stacklevel
 from miniray.exceptions import TaskCancelledError
 from miniray.messages.value import ActorExit
 from miniray.wire.poller import Pace, PacedSelector, run_in_loop
-from miniray.worker.arguments import load_arguments
 from miniray.worker.call_loop import CallLoop, call_in
 from miniray.worker.executor import Executor
-from miniray.worker.work import DEFAULT_GROUP, unknown_group
+from miniray.worker.work import DEFAULT_GROUP, load_arguments, unknown_group
 
 if TYPE_CHECKING:
     import selectors
@@ -263,7 +262,7 @@ class AsyncExecutor(Executor):
 
     async def _stream(self, work: Work, items: Any) -> None:
         if not hasattr(items, "__aiter__"):
-            self.streams.run(work, items)
+            self.generators.stream(work, items)
             return
         index = 0
         work.consumed_changed = _LoopEvent(asyncio.get_running_loop())
@@ -271,10 +270,10 @@ class AsyncExecutor(Executor):
             async for item in items:
                 if work.consumed == -1:
                     return
-                self.streams.send(work, index, item)
+                self.generators.send(work, index, item)
                 del item  # before the next one is made
                 index += 1
-                while not self.streams.may_go_on(work, index):
+                while not self.generators.may_go_on(work, index):
                     await work.consumed_changed.wait()
         finally:
             close = getattr(items, "aclose", None)

@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import TaskCancelledError
-from miniray.worker.arguments import Arguments, load_arguments, reads_shared_memory
+from miniray.worker.work import Arguments, load_arguments, reads_shared_memory
 
 if TYPE_CHECKING:
     import concurrent.futures

@@ -1,15 +1,19 @@
 """Runs tasks and the methods of plain actors, in the main thread, one after the other.
 
-Work arrives in the I/O thread; user code, unpickling included, runs here. The
-executors of threaded and asyncio actors build on the same pieces (``actor_modes.py``).
+Work arrives in the I/O thread; user code, unpickling included, runs here, and a signal ends a task
+that is cancelled. The executors of threaded and asyncio actors build on this (``actor_modes.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
+import signal
+import threading
 import time
+import traceback
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +25,19 @@ from miniray.exceptions import TaskCancelledError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit
 from miniray.wire.gates import Gate
+from miniray.wire.interrupts import postpone
 from miniray.worker import stdio
-from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
-from miniray.worker.interruption import Interruption
+from miniray.worker.generators import Generators, items_of
 from miniray.worker.leases import Leases, Recall
-from miniray.worker.replies import Replies, Streams
-from miniray.worker.results import Results, items_of
+from miniray.worker.replies import Replies, Results
 from miniray.worker.work import (
     BUILT_IN,
     NOT_ERRORS,
     Work,
     WorkQueue,
+    fetch_arguments,
+    forget_arguments,
+    load_arguments,
     method_of,
     raise_as_error,
     unknown_group,
@@ -39,13 +45,105 @@ from miniray.worker.work import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from types import FrameType
 
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.object_ref import ObjectRef
     from miniray.common.specs import ActorSpec
+    from miniray.wire.io_loop import IOLoop
     from miniray.wire.peers import Peer
 
 logger = logging.getLogger(__name__)
+
+#: Interrupts the main thread when the running task is cancelled.
+CANCEL_SIGNAL = signal.SIGUSR1
+#: The name of the frame in which a module is run.
+_MODULE = "<module>"
+#: Seconds until it is sent again if it had no effect, at first and at most.
+_AGAIN, _AGAIN_AT_MOST = 0.02, 1.0
+
+
+class Interruption:
+    """What runs in the main thread, and whether a cancel may raise there."""
+
+    def __init__(self, loop: IOLoop) -> None:
+        self._loop = loop
+        self.running: Work | None = None
+        #: Whether the user's code runs, which may be interrupted.
+        self.allowed = False
+        #: The main thread is in the hook for exceptions that Python ignores: what is raised there
+        #: goes nowhere, too.
+        self.in_hook = False
+        #: What was raised last to end the running task.
+        self._raised: KeyboardInterrupt | None = None
+
+    def end(self) -> None:
+        """Note that nothing runs."""
+        self.running = None
+        self._raised = None  # its frames hold the arguments
+
+    def send(self, work: Work, pause: float = _AGAIN) -> None:
+        """Interrupt the main thread while it runs that, and again until that has had effect.
+
+        A signal that comes when the thread is about to sleep, as in the wait for a lock, does not
+        wake it, and Python's handler runs when the sleep is over.
+        """
+        if self.running is work and self.allowed:
+            signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
+            again = min(2 * pause, _AGAIN_AT_MOST)
+            self._loop.call_later(pause, lambda: self.send(work, again))
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Raise in the running task, if it is cancelled (CANCEL_SIGNAL)."""
+        running = self.running
+        if running is not None and running.execution.cancelled and self.allowed:
+            if self.in_hook or postpone(self.on_signal, number, frame):
+                return  # from the hook it goes on being sent
+            self.allowed = False
+            running.execution.interrupted()
+            # As in Ray, so that user code can clean up.
+            self._raised = KeyboardInterrupt()
+            raise self._raised
+
+    def was_ignored(self, error: BaseException | None) -> bool:
+        """Return whether an exception that Python ignored was to end a task; send it again.
+
+        What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
+        a signal's handler that raised in the middle of it. The caller is in the hook for that,
+        and clears ``in_hook`` last.
+        """
+        work = self.running
+        if work is None or error is None or error is not self._raised:
+            return False
+        self.in_hook = True
+        self._raised = None
+        self.allowed = True
+        self._loop.call_later(_AGAIN, lambda: self.send(work))
+        return True
+
+    def cut_off_import(self, error: BaseException) -> bool:
+        """Return whether an error is the end of a task in the middle of an import.
+
+        Of a package whose import was cut off some modules stay, and those in native code cannot be
+        loaded once more: NumPy, for one, is not to be had in such a process any more.
+        """
+        return error is self._raised and any(
+            frame.f_code.co_name == _MODULE  # Python hides the frames of its own that import it
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+        )
+
+    @contextlib.contextmanager
+    def put_off(self, work: Work) -> Iterator[None]:
+        """Keep a cancel out: between a value and its message, it would leak the value.
+
+        Raises:
+            TaskCancelledError: it came; behind what was put off for.
+        """
+        allowed, self.allowed = self.allowed, False
+        yield
+        self.allowed = allowed  # first: a cancel is either seen here, or interrupts
+        if work.execution.cancelled:
+            raise TaskCancelledError(work.name)
 
 
 class Executor:
@@ -66,9 +164,11 @@ class Executor:
         self._functions: dict[bytes, Any] = {}
         #: What runs in the main thread.
         self.interruption = Interruption(runtime.loop)
-        self.streams = Streams(self._results, self.interruption, self.block, self._wake_streams)
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
+        self.generators = Generators(
+            self._results, self.interruption.put_off, self._open, self.block
+        )
         self.replies = Replies(runtime, self._results, self._open, self._queue, self.leave)
         self._recall = Recall(runtime, self._queue, self._open, lambda: self.interruption.running)
         #: The actor.
@@ -84,12 +184,12 @@ class Executor:
             {
                 p.PEER_CALL: self.on_call,
                 p.PEER_CANCEL: self.on_cancel,
-                p.PEER_STREAM_ACK: self.on_stream_ack,
+                p.PEER_STREAM_ACK: self.generators.on_ack,
                 p.PEER_RELEASE: self.on_release,
                 p.PEER_LEASE_END: lambda peer, message: self._recall.hand_back(),
             }
         )
-        runtime.on_peer_lost.append(self.on_peer_gone)
+        runtime.on_peer_lost += [self._results.caller_gone, self.generators.caller_gone]
 
     # --- what arrives, in the I/O thread ------------------------------------------------
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
@@ -169,35 +269,10 @@ class Executor:
                 os._exit(1)
             self.interruption.send(work)
 
-    def on_stream_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """Note how many items the caller took, or that it reads no further (PEER_STREAM_ACK)."""
-        _, number, consumed = message
-        work = self._open.get((peer.process_id, number))
-        if work is not None:
-            work.consumed = consumed
-            changed = work.consumed_changed
-            if changed is not None:
-                changed.set()
-
     def on_release(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """Drop refs inside results that the caller has counted (PEER_RELEASE)."""
         _, pins = message
         self._results.release(peer, pins)
-
-    def on_peer_gone(self, peer: Peer) -> None:
-        """Stop sending to a caller that has ended."""
-        self._results.caller_gone(peer)
-        for work in list(self._open.values()):
-            if work.caller.process_id == peer.process_id:
-                work.consumed = -1
-        self._wake_streams(peer)
-
-    def _wake_streams(self, peer: Peer) -> None:
-        """Let streams to a caller look again whether they may go on."""
-        for work in list(self._open.values()):
-            changed = work.consumed_changed
-            if changed is not None and work.caller.process_id == peer.process_id:
-                changed.set()
 
     def holds(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
         """Yield the calls that run, and results on their way, with the refs they hold."""
@@ -359,13 +434,13 @@ class Executor:
     def read(self, work: Work, result: Any) -> Any:
         """Return what is to be answered; a generator that a call has returned runs here."""
         if work.stream is not None:
-            self.streams.run(work, result)
+            self.generators.stream(work, result)
             return None
         if work.again:
             result = items_of(result, work.name)
         elif not isinstance(result, GeneratorType):
             return result
-        return self._results.of_generator(result, work, lambda: self.interruption.put_off(work))
+        return self.generators.store(result, work)
 
     # --- blocking ------------------------------------------------------------------
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:

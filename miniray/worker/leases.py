@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from miniray.common.config import config
 from miniray.messages import protocol as p
-from miniray.worker.arguments import forget_arguments
+from miniray.worker.work import forget_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

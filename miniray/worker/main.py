@@ -8,6 +8,7 @@ functions, and hands over what it owns.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import inspect
@@ -17,6 +18,7 @@ import os
 import pickle
 import signal
 import sys
+import traceback
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,7 +29,7 @@ from miniray.client.handover import await_others, hand_over
 from miniray.common import process_state
 from miniray.common.config import config
 from miniray.common.names import short_name
-from miniray.common.process_state import SHOW_STACKS
+from miniray.common.process_state import SHOW_STACKS, children_of
 from miniray.common.runtime import set_runtime
 from miniray.common.specs import ActorSpec, GrantedLease
 from miniray.exceptions import TaskError
@@ -37,15 +39,8 @@ from miniray.wire.gates import Gate
 from miniray.wire.interrupts import leave_in_place
 from miniray.worker import stdio
 from miniray.worker.actor_modes import executor_of
-from miniray.worker.arguments import load_for_constructor
-from miniray.worker.executor import Executor
-from miniray.worker.interruption import (
-    CANCEL_SIGNAL,
-    end_child,
-    exit_code,
-    kill_descendants,
-)
-from miniray.worker.work import SHUTDOWN, carried
+from miniray.worker.executor import CANCEL_SIGNAL, Executor
+from miniray.worker.work import SHUTDOWN, carried, load_for_constructor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -117,7 +112,7 @@ class WorkerProcess:
     def _in_forked_child(self) -> None:
         """End the child where it would answer its parent's callers: user code forked it."""
         self._in_child = True
-        self.executor.replies.in_forked_child()
+        self.executor.replies.in_forked_child(end_child)
 
     def _apply(self) -> None:
         process_state.set_title(short_name(self.lease.name))
@@ -292,6 +287,48 @@ class WorkerProcess:
 def _own_names(cls: type) -> set[str]:
     """Return the names that a class or its bases define, without those of `object`."""
     return {name for base in cls.__mro__ if base is not object for name in vars(base)}
+
+
+def exit_code(why: SystemExit) -> int:
+    """Return the exit code that is asked for; write what is no number to stderr, as Python does.
+
+    That text, as of ``sys.exit("no such file")``, is often all that says why.
+    """
+    if why.code is None:
+        return 0
+    if isinstance(why.code, int):
+        return why.code
+    print(why.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+    return 1
+
+
+def end_child(why: BaseException | None) -> NoReturn:
+    """End a forked child as an interpreter would, but for exit functions, which are its parent's.
+
+    Args:
+        why: What came out of the function in which it was forked; None: it returned.
+    """
+    code = 0
+    if isinstance(why, SystemExit):
+        code = exit_code(why)
+    elif why is not None and not isinstance(why, ActorExit):
+        traceback.print_exception(why)
+        code = 1
+    stdio.flush_all()
+    os._exit(code & 0xFF)
+
+
+def kill_descendants() -> None:
+    """Kill all processes below this one. Opens /proc only: safe in any thread."""
+    pending = [os.getpid()]
+    found: list[int] = []
+    while pending:
+        for child in children_of(pending.pop()):
+            found.append(child)
+            pending.append(child)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _daemon_lost() -> None:

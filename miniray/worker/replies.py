@@ -1,36 +1,239 @@
-"""What a worker sends its callers: results, errors, and the items of generators.
+"""What a worker answers: results and errors as values, each call once.
 
-A reply also says which refs of the arguments the worker still holds.
+Refs inside values are kept until the caller counts them. A reply also says which refs of the
+arguments the worker still holds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
+import os
+import pickle
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from miniray.common.exception_transport import forget_traceback
+from miniray.common.config import config
+from miniray.common.exception_transport import (
+    forget_traceback,
+    format_traceback,
+    name_of,
+    note_place,
+    traceback_of,
+)
+from miniray.common.names import short_name
 from miniray.common.object_ref import hooks
 from miniray.common.spans import LONG, SPANS
-from miniray.exceptions import TaskCancelledError, TaskError
+from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit, error_value
+from miniray.values.serialization import serialize
 from miniray.worker import stdio
-from miniray.worker.arguments import forget_arguments
-from miniray.worker.interruption import end_child
-from miniray.worker.results import close_items, items_of
-from miniray.worker.work import ArgumentLostError, carried
+from miniray.worker.work import (
+    NOT_ERRORS,
+    ArgumentLostError,
+    carried,
+    forget_arguments,
+    raise_as_error,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.object_ref import ObjectRef
+    from miniray.messages.value import Value
     from miniray.wire.peers import Peer
-    from miniray.worker.interruption import Interruption
-    from miniray.worker.results import Results
     from miniray.worker.work import Work, WorkQueue
+
+_NONE: Value = (p.VALUE_PICKLE, pickle.dumps(None, 5), ())
+
+
+class Stored(NamedTuple):
+    """Results that are values already."""
+
+    values: Sequence[Value]
+    #: The number under which refs inside are kept; 0 if there are none.
+    pin: int
+
+
+class Results:
+    """Makes values of results, and keeps the refs inside until the caller counts them."""
+
+    def __init__(self, runtime: ClusterRuntime) -> None:
+        self._runtime = runtime
+        #: Refs inside values on their way: caller → pin → those of one message. A pin is a
+        #: number of its own: a call sends many messages, and may run here more than once.
+        self._pins: dict[bytes, dict[int, list[ObjectRef[Any]]]] = {}
+        self._numbers = itertools.count(1).__next__
+        # Reentrant: a garbage collection may run user code in any section.
+        self._lock = threading.RLock()
+        #: Called once nothing is kept any more.
+        self._on_counted: Callable[[], object] | None = None
+
+    def value(self, result: Any, work: Work) -> tuple[Value, int]:
+        """Make a result the value that travels to the caller, who owns it.
+
+        Returns:
+            The value, and the number under which refs inside are kept; 0 if there are none.
+
+        Raises:
+            TypeError: The result cannot be pickled.
+        """
+        if result is None:
+            return _NONE, 0
+        refs: list[ObjectRef[Any]] = []
+        value = self.store(result, work, refs)
+        return value, self.pin(work.caller, refs) if refs else 0
+
+    def values(self, result: Any, work: Work) -> tuple[Sequence[Value], int]:
+        """Make the values of a call with any number of results; as ``value``.
+
+        Raises:
+            ValueError: The call did not return as many values as it has return ids.
+        """
+        if isinstance(result, Stored):
+            return result
+        count = len(work.return_ids)
+        if count == 1:
+            value, pin = self.value(result, work)
+            return (value,), pin
+        values: list[Value] = []
+        refs: list[ObjectRef[Any]] = []
+        try:
+            for item in _split(result, count, work.name):
+                values.append(self.store(item, work, refs))  # noqa: PERF401 - freed below
+        except BaseException:
+            self.free(values)
+            raise
+        return values, self.pin(work.caller, refs) if refs else 0
+
+    def free(self, values: Iterable[Value]) -> None:
+        """Free values that were written: their owner, the caller, will not receive them."""
+        for value in values:
+            self._runtime.free_shared(value)
+
+    def drop(self, result: Any, caller: Peer) -> None:
+        """Free a result that is not sent."""
+        if isinstance(result, Stored):
+            self.free(result.values)
+            if result.pin:
+                self.release(caller, [result.pin])
+
+    def store(self, result: Any, work: Work, refs: list[ObjectRef[Any]]) -> Value:
+        """Store one result; refs inside are added to ``refs``."""
+        try:
+            serialized = serialize(result, work.name)
+        except NOT_ERRORS as error:
+            raise_as_error(error)
+        refs.extend(serialized.refs)
+        if serialized.size > config().inline_limit:
+            caller = work.caller
+            write = self._runtime.shared_memory.write
+            return write(serialized, caller.process_id, caller.node_id, work.name)
+        return serialized.value()
+
+    def pin(self, caller: Peer, refs: list[ObjectRef[Any]]) -> int:
+        """Keep refs until the caller has counted them, or is gone."""
+        with self._lock:
+            if caller.lost:  # it will not release them, and its loss was reported before
+                return 0
+            pin = self._numbers()
+            self._pins.setdefault(caller.process_id, {})[pin] = refs
+        return pin
+
+    def error(self, error: BaseException, name: str) -> Value:
+        """Make the value of what a call has raised, with its traceback."""
+        error = carried(error)
+        if _is_of_train(error):
+            if traceback_of(error) is not None:
+                note_place(error, f"{short_name(name)}() (pid={os.getpid()})")
+            return error_value(error)
+        return error_value(TaskError.from_exception(error, name, **self._place()))
+
+    def cancelled(self, error: BaseException, name: str) -> Value:
+        """Make the value of the error of a call that was cancelled, and raised ``error`` then."""
+        cancelled = TaskCancelledError(name)
+        text = format_traceback(error).rstrip()
+        text = text if isinstance(error, TaskCancelledError) else f"{text}\n{cancelled}"
+        return error_value(TaskError(name, text, cancelled, **self._place()))
+
+    def _place(self) -> dict[str, Any]:
+        facts = self._runtime.facts
+        actor_id = facts.actor_id.hex() if facts.actor_id is not None else None
+        return {"pid": os.getpid(), "actor_id": actor_id, "actor_repr": facts.actor_repr}
+
+    def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
+        """Return what keeps refs until callers have counted them: a name for it, and the refs."""
+        with self._lock:
+            return [
+                ("a result on its way", refs)
+                for pins in self._pins.values()
+                for refs in pins.values()
+            ]
+
+    def release(self, caller: Peer, numbers: Iterable[int]) -> None:
+        """Drop the refs kept under these numbers, as the caller counts them now."""
+        with self._lock:
+            pins = self._pins.get(caller.process_id)
+            if pins is None:
+                return
+            dropped = [pins.pop(number, None) for number in numbers]
+            if not pins:
+                del self._pins[caller.process_id]
+        del dropped  # not in the section: it may run finalizers
+        self._look_if_counted()
+
+    def caller_gone(self, caller: Peer) -> None:
+        """Drop what was kept for a caller that is gone."""
+        with self._lock:
+            dropped = self._pins.pop(caller.process_id, None)
+        del dropped
+        self._look_if_counted()
+
+    def when_counted(self, callback: Callable[[], object]) -> bool:
+        """Call back once the receivers have counted all refs; return True if they have.
+
+        One that is stopped, or holds the interpreter's lock, may take any time: it counts them
+        in the end, or ends itself.
+        """
+        with self._lock:
+            self._on_counted = callback
+            return not self._pins
+
+    def _look_if_counted(self) -> None:
+        with self._lock:
+            if self._pins or self._on_counted is None:
+                return
+            callback, self._on_counted = self._on_counted, None
+        callback()
+
+
+def _is_of_train(error: BaseException) -> bool:
+    """Return whether an error is one of ``miniray.train``, whose calls users do not know."""
+    return isinstance(error, MinirayError) and name_of(error).startswith("miniray.train.")
+
+
+def _split(result: Any, count: int, name: str) -> list[Any]:
+    """Return the results of a call with several, one by one."""
+    if count == 0:
+        return []
+    try:
+        items = list(result)
+    except TypeError:
+        raise ValueError(
+            f"{name} has num_returns={count} but returned one value of type "
+            f"{type(result).__name__}, which cannot be split into {count}."
+        ) from None
+    if len(items) != count:
+        raise wrong_number(name, count, len(items))
+    return items
+
+
+def wrong_number(name: str, count: int, returned: int) -> ValueError:
+    """Make the error of a call that has not as many results as it was to return."""
+    return ValueError(f"{name} has num_returns={count} but returned {returned} values.")
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -51,12 +254,14 @@ class Replies:
     #: written together; before one that may take long, and hold the interpreter's lock for
     #: all of that time, they are written.
     _quick: set[Any] = dataclasses.field(default_factory=set, init=False)
-    #: User code forked: where this process would answer the parent's caller, it ends.
-    _in_child: bool = dataclasses.field(default=False, init=False)
+    #: Ends this process where it would answer the parent's caller: user code forked it.
+    _end_child: Callable[[BaseException | None], NoReturn] | None = dataclasses.field(
+        default=None, init=False
+    )
 
-    def in_forked_child(self) -> None:
+    def in_forked_child(self, end: Callable[[BaseException | None], NoReturn]) -> None:
         """End this process where it would answer: the calls are its parent's."""
-        self._in_child = True
+        self._end_child = end
 
     def write_before(self, work: Work) -> None:
         """Write the answers that wait, unless what is begun is known to be quick."""
@@ -65,8 +270,8 @@ class Replies:
 
     def answer(self, work: Work, result: Any) -> None:
         """Send a result; what cannot be sent becomes the call's error."""
-        if self._in_child:
-            end_child(None)
+        if self._end_child is not None:
+            self._end_child(None)
         if self._exits(work):
             return
         if work.execution.cancelled:  # whatever it made of that
@@ -94,8 +299,8 @@ class Replies:
 
     def answer_error(self, work: Work, error: BaseException) -> None:
         """Send an error; whatever is the matter with it, the caller gets an answer."""
-        if self._in_child:
-            end_child(carried(error))
+        if self._end_child is not None:
+            self._end_child(carried(error))
         if self._exits(work):
             return
         forget_arguments(self.runtime, work)  # it may have failed before it loaded them
@@ -168,63 +373,3 @@ class Replies:
         kept = self.runtime.borrowing.keep_of(work.held)
         work.held = None
         return kept
-
-
-#: Bytes that may wait in memory because a caller does not read, before its streams pause.
-_UNREAD = 16 * 1024 * 1024
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class Streams:
-    """Sends what the generators of calls yield, no further ahead than their callers read."""
-
-    #: Makes values of items.
-    results: Results
-    #: Of the main thread, which may be the one that sends.
-    interruption: Interruption
-    #: Waits as user code does that waits.
-    block: Callable[[Callable[[float | None], bool], float | None], bool]
-    #: Lets all streams to a caller look again whether they may go on.
-    wake: Callable[[Peer], None]
-
-    def run(self, work: Work, result: Any) -> None:
-        """Send what a call has returned, item by item."""
-        items = items_of(result, work.name)
-        work.consumed_changed = threading.Event()
-        index = 0
-        try:
-            for item in items:
-                if work.consumed == -1:
-                    return
-                self.send(work, index, item)
-                del item  # before the next one is made
-                index += 1
-                self._await_reader(work, index)
-        finally:
-            close_items(items)
-
-    def send(self, work: Work, index: int, item: Any) -> None:
-        """Send one item, unless it cannot be pickled."""
-        with self.interruption.put_off(work):
-            value, pin = self.results.value(item, work)
-            work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
-
-    def may_go_on(self, work: Work, sent: int) -> bool:
-        """Return whether to make the next item; if not, ``consumed_changed`` is set later."""
-        if work.consumed == -1:
-            return True
-        if work.stream is not None and 0 <= work.stream <= sent - work.consumed:
-            return False
-        caller = work.caller
-        if caller.backlog() <= _UNREAD:
-            return True
-        caller.when_drained(functools.partial(self.wake, caller))
-        return False
-
-    def _await_reader(self, work: Work, sent: int) -> None:
-        """Wait until the caller has taken enough of what was sent (backpressure)."""
-        while not self.may_go_on(work, sent):
-            work.consumed_changed.clear()
-            if self.may_go_on(work, sent):
-                return
-            self.block(work.consumed_changed.wait, None)

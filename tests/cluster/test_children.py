@@ -9,7 +9,7 @@ from pathlib import Path
 #: A process with a child, a grandchild and one that left its session, all of which sleep.
 FAMILY = """
 import os, subprocess, sys, threading
-from miniray.worker.interruption import kill_descendants
+from miniray.worker.main import kill_descendants
 
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
 middle = (

@@ -12,7 +12,8 @@ import pytest
 from miniray.common.object_ref import ObjectIds, ObjectRef, new_id
 from miniray.exceptions import TaskCancelledError
 from miniray.messages import protocol as p
-from miniray.worker.results import Results
+from miniray.worker.generators import Generators
+from miniray.worker.replies import Results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,11 @@ def store() -> Store:
 @pytest.fixture
 def results(store: Store) -> Any:
     return Results(types.SimpleNamespace(shared_memory=store, free_shared=store.freed.append))  # type: ignore[arg-type]
+
+
+def generators(results: Results) -> Generators:
+    """Takes what generators yield; no call is cancelled."""
+    return Generators(results, contextlib.nullcontext, {}, lambda wait, timeout: wait(timeout))
 
 
 @pytest.fixture
@@ -112,7 +118,7 @@ def test_a_generator_that_is_cut_off_leaves_nothing(
         raise TaskCancelledError("f")
 
     with pytest.raises(TaskCancelledError):
-        results.of_generator(items(), call(count=2), contextlib.nullcontext)
+        generators(results).store(items(), call(count=2))
     assert store.freed == store.written
     assert kept(results) == []
 
@@ -122,7 +128,7 @@ def test_results_of_a_generator_that_are_not_sent_are_dropped(
 ) -> None:
     caller: Any = Peer()
     items = (item for item in ([refs(), LARGE], LARGE))
-    stored = results.of_generator(items, call(caller, 2), contextlib.nullcontext)
+    stored = generators(results).store(items, call(caller, 2))
     assert len(kept(results)) == 1
     results.drop(stored, caller)
     assert store.freed == store.written
@@ -134,7 +140,7 @@ def test_what_a_generator_yields_after_its_results_is_told_if_these_are_all(
     results: Results, more: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     items = (item for item in (1, 2, 3))
-    stored = results.of_generator(items, call(count=2, again=more), contextlib.nullcontext)
+    stored = generators(results).store(items, call(count=2, again=more))
     assert len(stored.values) == 2
     assert ("f has num_returns=2 and yielded more values" in caplog.text) is not more
     assert items.gi_frame is None  # it is closed
