@@ -15,7 +15,7 @@ from miniray.common.object_ref import owner_of
 from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.value import is_shared
-from miniray.wire.gates import Gate
+from miniray.wire.io_loop import Gate
 
 if TYPE_CHECKING:
     from miniray.calls.call import Call

@@ -16,8 +16,8 @@ from miniray.exceptions import ObjectLostError
 from miniray.messages.protocol import VALUE_SHARED
 from miniray.messages.value import is_error, is_shared, location_of, node_of, rebuild_error
 from miniray.objects.objects import ValueFetch
-from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut
+from miniray.wire.io_loop import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -3,7 +3,7 @@
 What the rest of the runtime uses of this package:
 
 - ``IOLoop`` (``io_loop.py``) serves all sockets and timers of a driver or a worker.
-- ``Gate`` (``gates.py``) is what a thread waits at until a message has come.
+- ``Gate`` (``io_loop.py``) is what a thread waits at until a message has come.
 - ``NodeLink`` (``node_link.py``) and ``PeerTable`` (``peers.py``) send messages: to the daemon of
   this node, and to other processes, over a socket of their own or through the daemon.
   Both stand on ``Connection`` (``connection.py``, ``sockets.py``).

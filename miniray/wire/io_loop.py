@@ -1,9 +1,9 @@
-"""The I/O of a driver or a worker: one epoll loop for all its sockets and timers.
+"""The I/O of a driver or a worker: an epoll loop for its sockets and timers, and the waits for it.
 
-A thread of its own runs it. A thread that has to wait for a message takes the sockets over for
-that time (``serve``), so that what it waits for costs no switch between threads: the sockets are
-in an epoll of their own, which is watched either by the I/O thread or by the one that serves.
-Callbacks run one at a time, whichever thread it is, must not block, and never run user code.
+A thread of its own runs it. A thread that waits for a message, at a ``Gate``, takes the sockets
+over for that time (``serve``), so that what it waits for costs no switch between threads: the
+sockets are in an epoll of their own, which is watched either by the I/O thread or by the one that
+serves. Callbacks run one at a time, whichever thread it is, must not block, never run user code.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import mmap
 import os
 import select
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from miniray.wire.interrupts import LISTEN, Interrupts, forked
+from miniray.wire.interrupts import LISTEN, Interrupts, forked, held_here, in_main_thread
 from miniray.wire.poller import READ_SIZE, Pace
 
 if TYPE_CHECKING:
@@ -58,14 +59,6 @@ class _Unflushed:
 
     def __init__(self, connection: Posted) -> None:
         self.connection = connection
-
-
-class Waited(Protocol):
-    """What a thread waits for; ``gates.Gate`` is the one there is."""
-
-    @property
-    def opened(self) -> bool:
-        """Whether the wait is over."""
 
 
 class IOLoop:
@@ -219,7 +212,7 @@ class IOLoop:
             os.eventfd_write(fd, 1)
 
     # --- a thread that waits ---------------------------------------------------------
-    def serve(self, gate: Waited, timeout: float | None, *, idle: bool = False) -> bool:
+    def serve(self, gate: Gate, timeout: float | None, *, idle: bool = False) -> bool:
         """Handle messages in the calling thread until a gate opens or the time is over.
 
         False, at once, if another thread does so already or the loop has ended.
@@ -260,7 +253,7 @@ class IOLoop:
             interrupts.end()
 
     def _take_over(
-        self, gate: Waited, timeout: float | None, interrupts: Interrupts | None = None
+        self, gate: Gate, timeout: float | None, interrupts: Interrupts | None = None
     ) -> bool:
         if not self._serving.acquire(blocking=False):
             return False
@@ -280,7 +273,7 @@ class IOLoop:
             if self._soon or self._stopping:
                 self.wake()
 
-    def _serve_until(self, gate: Waited, timeout: float | None) -> bool:
+    def _serve_until(self, gate: Gate, timeout: float | None) -> bool:
         interrupts = self._interrupts
         deadline = None if timeout is None else time.monotonic() + timeout
         longest = _LONGEST if interrupts is None else LISTEN
@@ -412,3 +405,78 @@ class IOLoop:
             callback()
         except Exception:
             logger.exception("a callback of the I/O thread failed")
+
+
+class Gate:
+    """Opens when ``arrived`` was called ``needed`` times. One thread waits, any may open it."""
+
+    __slots__ = ("_count", "_loop", "_needed", "_sleeping", "opened")
+
+    def __init__(self, loop: IOLoop, needed: int = 1) -> None:
+        self._loop = loop
+        self._needed = needed
+        self._count = threading.Lock()
+        self._sleeping: threading.Lock | None = None
+        #: Whether it is open.
+        self.opened = needed <= 0
+
+    def arrived(self, _what: object = None) -> None:
+        if self._needed > 1:
+            with self._count:
+                self._needed -= 1
+                if self._needed:
+                    return
+        self.open()
+
+    def open(self) -> None:
+        """Open, whatever is still missing."""
+        self.opened = True
+        sleeping = self._sleeping
+        if sleeping is None:
+            self._loop.nudge()
+        else:
+            self._wake(sleeping)
+
+    def _wake(self, sleeping: threading.Lock) -> None:
+        with self._count:
+            if sleeping.locked():
+                sleeping.release()
+
+    def wait(self, timeout: float | None, *, idle: bool = False) -> bool:
+        """Wait until it is open, at most ``timeout`` seconds; return whether it is.
+
+        ``idle`` says that this is a process's own loop and not a wait of user code.
+        """
+        if self.opened:
+            return True
+        if self._loop.serve(self, timeout, idle=idle):
+            return self.opened
+        # Another thread serves, and if it ends the I/O thread does: this one sleeps.
+        longest = LISTEN if in_main_thread() and not idle else threading.TIMEOUT_MAX
+        step = held_here()
+        if step is None:
+            return self._sleep(timeout, longest)
+        held = step.held
+        try:
+            step.release()
+            return self._sleep(timeout, longest)
+        finally:
+            step.held = held
+
+    def _sleep(self, timeout: float | None, longest: float) -> bool:
+        """Wait until another thread opens it, for no more than ``longest`` seconds at a time."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        sleeping = threading.Lock()
+        sleeping.acquire()
+        self._sleeping = sleeping
+        try:
+            if self.opened:  # whoever opened it may have looked for a sleeper just before
+                return True
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                if sleeping.acquire(timeout=min(left, longest)):
+                    return True
+                if left <= longest:
+                    return False
+        finally:
+            self._sleeping = None  # the next wait may serve

@@ -17,8 +17,8 @@ from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.messages.value import rebuild_error
 from miniray.wire.connection import Connection, Endpoint
-from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut
+from miniray.wire.io_loop import Gate
 from miniray.wire.sockets import connect, too_large
 
 if TYPE_CHECKING:

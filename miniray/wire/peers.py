@@ -20,7 +20,7 @@ from miniray.common.process_state import OUT_OF_DESCRIPTORS, limit
 from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.wire.connection import Connection, Endpoint
-from miniray.wire.gates import Gate
+from miniray.wire.io_loop import Gate
 from miniray.wire.sockets import MAX_MESSAGE, Listener, connect, too_large
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from miniray.common.object_ref import call_id
 from miniray.exceptions import TaskCancelledError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit
-from miniray.wire.gates import Gate
 from miniray.wire.interrupts import postpone
+from miniray.wire.io_loop import Gate
 from miniray.worker import stdio
 from miniray.worker.generators import Generators, items_of
 from miniray.worker.leases import Leases, Recall

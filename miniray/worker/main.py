@@ -35,8 +35,8 @@ from miniray.common.specs import ActorSpec, GrantedLease
 from miniray.exceptions import TaskError
 from miniray.messages.value import ActorExit
 from miniray.objects.ignored_signals import finish
-from miniray.wire.gates import Gate
 from miniray.wire.interrupts import leave_in_place
+from miniray.wire.io_loop import Gate
 from miniray.worker import stdio
 from miniray.worker.actor_modes import executor_of
 from miniray.worker.executor import CANCEL_SIGNAL, Executor

@@ -16,8 +16,8 @@ from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit, is_shared, refs_in
 from miniray.values.serialization import deserialize
-from miniray.wire.gates import Gate
 from miniray.wire.interrupts import in_main_thread, signal_of
+from miniray.wire.io_loop import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

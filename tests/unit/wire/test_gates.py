@@ -14,9 +14,8 @@ import pytest
 from process_doubles import eventually
 
 from miniray.wire import interrupts as interrupts_module
-from miniray.wire.gates import Gate
 from miniray.wire.interrupts import Interrupts
-from miniray.wire.io_loop import IOLoop
+from miniray.wire.io_loop import Gate, IOLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from miniray.wire import interrupts
-from miniray.wire.gates import Gate
 from miniray.wire.interrupts import Interrupts, held_here, leave_in_place, postpone, uncut
-from miniray.wire.io_loop import IOLoop
+from miniray.wire.io_loop import Gate, IOLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
