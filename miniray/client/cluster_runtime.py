@@ -28,23 +28,23 @@ from miniray.client.submission import Returns, Submission
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.common.runtime import ActorLocation, Runtime, RuntimeContextData
 from miniray.common.series import COUNTED
-from miniray.common.spans import SPANS
-from miniray.exceptions import NotInitializedError, ObjectLostError
 from miniray.messages import protocol as p
 from miniray.messages.value import ActorExit, error_value
 from miniray.objects.borrowing import Borrowing
 from miniray.objects.objects import ObjectTable
 from miniray.objects.shared_memory import SharedMemory
 from miniray.objects.unseen_results import UnclaimedResults, UnseenErrors
-from miniray.objects.waiting import ValueFetches, Waits
+from miniray.objects.waiting import ValueFetches, Waits, plain_wait
 from miniray.wire.peers import Peer, PeerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from miniray.calls.context import ProcessFacts
+    from miniray.exceptions import ObjectLostError
     from miniray.messages.value import Value
     from miniray.objects.objects import Entry
+    from miniray.objects.waiting import Block
     from miniray.wire.io_loop import IOLoop
     from miniray.wire.node_link import NodeLink
 
@@ -54,10 +54,6 @@ FUTURE_THREAD, _FUTURE_THREADS = "miniray-future", 32
 
 
 logger = logging.getLogger(__name__)
-
-
-def _plain_wait(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
-    return wait(timeout)
 
 
 def _nothing() -> None:
@@ -72,7 +68,7 @@ class ProcessHooks(NamedTuple):
     """What a runtime asks of the process that it is in; as it stands, a driver."""
 
     #: Runs a wait of the running task, given with its timeout; gives the CPU back meanwhile.
-    block: Callable[[Callable[[float | None], bool], float | None], bool] = _plain_wait
+    block: Block = plain_wait
     #: Ends the actor of this process: what it runs fails.
     end_actor: Callable[[], None] = _no_actor
     #: The calls that run here, and the refs that they hold, for reports.
@@ -102,17 +98,11 @@ class ClusterRuntime(Runtime):
         self.session = object()
         self.facts, self.link, self.loop = facts, link, loop
         self._process = process
-        self._record_waits(False)
-        SPANS.switches.add(self._record_waits)
         self._on_shutdown = on_shutdown
-        self._closed = self._abandoned = False
-        #: Messages of peers, by kind; a worker adds those that ask it to run something.
-        self.on_kind: dict[int, Callable[[Peer, tuple[Any, ...]], None]] = {}
+        self._closed = False
         #: Called for each peer that is gone; a worker adds its own.
         self.on_peer_lost: list[Callable[[Peer], None]] = []
-        self.peers = PeerTable(
-            link, facts.node_id, on_message=self._on_message, on_lost=self._on_peer_lost
-        )
+        self.peers = PeerTable(link, facts.node_id, on_lost=self._on_peer_lost)
         # A part that needs one made after it asks through a method of this class.
         self.table = table = ObjectTable(facts.process_id, facts.node_id, self)
         fetches = ValueFetches(link, facts.node_id, self._lost_on_the_way)
@@ -137,9 +127,10 @@ class ClusterRuntime(Runtime):
         )
         #: To questions that the daemon passes on; a process adds its own.
         self.answers = Answers(link)
-        self._make_api(Waits(loop, table, self.borrowing, self._block))
+        self._waits = Waits(loop, table, self.borrowing, process.block)
+        self._make_api(self._waits)
         self.on_topic = self._handlers_of_pushes()
-        self.on_kind.update(self._handlers_of_messages())
+        self.peers.on_kind.update(self._handlers_of_messages())
         self.on_peer_lost += [
             self.tasks.on_peer_lost,
             self.actors.on_peer_lost,
@@ -218,15 +209,6 @@ class ClusterRuntime(Runtime):
         }
 
     # --- what happens outside ------------------------------------------------------------
-    def _on_message(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        handler = self.on_kind.get(message[0])
-        if handler is None:
-            logger.error(
-                "a peer sent message kind %r, which this process does not know", message[0]
-            )
-        else:
-            handler(peer, message)
-
     def on_push(self, topic: str, body: tuple[Any, ...]) -> None:
         """Handle a push from the daemon or the head."""
         handler = self.on_topic.get(topic)
@@ -277,24 +259,6 @@ class ClusterRuntime(Runtime):
     def _lost_on_the_way(self, entry: Entry, value: Value, _error: ObjectLostError) -> None:
         """Replace a value that `wait` wanted here and that is gone; else `get` will say so."""
         self._recovery.lost(entry, value)
-
-    def _block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
-        if self._abandoned:
-            raise NotInitializedError(
-                "This process was forked from the one that waits here for a value. What the parent "
-                "started can be waited for in the parent only."
-            )
-        return self._wait(wait, timeout)
-
-    def _record_waits(self, recorded: bool) -> None:
-        """Note from now on how long each wait takes, or not."""
-        block = self._process.block
-
-        def timed(wait: Callable[[float | None], bool], timeout: float | None) -> bool:
-            with SPANS.timed("wait", "get"):
-                return block(wait, timeout)
-
-        self._wait = timed if recorded else block
 
     # --- objects.objects.Outside: what follows when an object goes -------------------------
     def free_shared(self, value: Value) -> None:
@@ -356,7 +320,7 @@ class ClusterRuntime(Runtime):
         if self._closed:
             return
         self._closed = True
-        SPANS.switches.discard(self._record_waits)
+        self._waits.end()
         self.tell_counts()
         COUNTED.clear()  # it may come back, and would tell it again
         hooks.end()
@@ -385,7 +349,8 @@ class ClusterRuntime(Runtime):
 
     def abandon(self) -> None:
         """Close what a forked child has inherited; tell nobody."""
-        self._closed = self._abandoned = True
+        self._closed = True
+        self._waits.abandon()
         hooks.abandon()
         self.peers.abandon()
         self.link.abandon()

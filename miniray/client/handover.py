@@ -86,7 +86,7 @@ class _Departure:
 
     def _pass_on(self, held: list[Entry]) -> None:
         runtime = self._runtime
-        runtime.on_kind.update(dict.fromkeys(_TO_OWNERS, self._refer))
+        runtime.peers.on_kind.update(dict.fromkeys(_TO_OWNERS, self._refer))
         for entry in held:
             runtime.table.pin(entry.id)  # it is the daemon's to free
         legacy = [_legacy(entry, runtime.peers) for entry in held]

@@ -81,7 +81,8 @@ class RefTracking:
                     pass
                 if batch:
                     self.table.drop(batch)
-                    self._shared_memory.report_unmapped()
+                    if self._shared_memory.unmapped:
+                        self._shared_memory.report_unmapped()
             finally:
                 self._draining.release()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Version of the format: the latest one in which nothing refers to what came before. A few bytes
 #: that refer to each other may stand for more data than any machine holds.
-_VERSION = 2
+VERSION = 2
 #: Items of one message, and how deep they may be nested.
 MAX_ITEMS = 4_000_000
 MAX_DEPTH = 64
@@ -49,7 +49,7 @@ def dumps(data: Any) -> bytes:
     Raises:
         ValueError: Something in it is no plain data.
     """
-    return marshal.dumps(data, _VERSION)
+    return marshal.dumps(data, VERSION)
 
 
 def loads(data: bytes | memoryview) -> Any:

@@ -13,8 +13,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.common.object_ref import ObjectIds, ObjectRef, owner_of
-from miniray.messages.value import is_error
+from miniray.common.object_ref import ObjectIds, ObjectRef
+from miniray.messages.value import is_error, is_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -188,7 +188,7 @@ class ObjectTable:
         return self._entries.get(id)
 
     def is_owned(self, id: bytes) -> bool:
-        return owner_of(id) == self.process_id
+        return id.startswith(self.process_id)
 
     def adopt(self, id: bytes, owner_node: bytes) -> tuple[ObjectRef[Any], Entry]:
         """Make a further ref of an object, known or not: the result of unpickling one."""
@@ -389,10 +389,11 @@ class ObjectTable:
             self._actors.discard(entry.id)
             self._outside.actor_unreferenced(entry.id)
             return
-        if entry.value is not None:
-            self._outside.free_shared(entry.value)
-            if is_error(entry.value) and not getattr(entry, "seen", False):
-                self._outside.error_unseen(entry.value)
+        value = entry.value
+        if value is not None and is_shared(value):
+            self._outside.free_shared(value)
+        elif value is not None and is_error(value) and not getattr(entry, "seen", False):
+            self._outside.error_unseen(value)
         if entry.kept:
             self._outside.origin_unused(entry.id)
 

@@ -164,7 +164,7 @@ class SharedMemory:
         #: When a writer may look again for what this process needs no more.
         self._look_again_at = 0.0
         #: Segments whose last view went away; reported in batches.
-        self._unmapped: collections.deque[int] = collections.deque()
+        self.unmapped: collections.deque[int] = collections.deque()
         #: The daemon has said that memory is short, since the last request.
         self._is_short = False
         self.warm = WarmMemory(self.link)
@@ -341,7 +341,7 @@ class SharedMemory:
         """Note that a segment's last view went away. May run in a garbage collection anywhere."""
         if location is not None:
             self._live.pop(location, None)
-        self._unmapped.append(segment)
+        self.unmapped.append(segment)
         # An id that nobody has makes the runtime look at its queues, and so report.
         hooks.dropped.append(b"")
         hooks.call()
@@ -395,12 +395,12 @@ class SharedMemory:
 
     def report_unmapped(self) -> None:
         """Tell the daemon which segments this process reads no more."""
-        if not self._unmapped:
+        if not self.unmapped:
             return
         gone = []
         with contextlib.suppress(IndexError):  # another thread may take some of them
             while True:
-                gone.append(self._unmapped.popleft())
+                gone.append(self.unmapped.popleft())
         self.link.node_notice("unmapped", gone)
 
     def close(self) -> None:

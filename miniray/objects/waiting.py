@@ -12,7 +12,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from miniray.exceptions import ObjectLostError
+from miniray.common.spans import SPANS
+from miniray.exceptions import NotInitializedError, ObjectLostError
 from miniray.messages.protocol import VALUE_SHARED
 from miniray.messages.value import is_error, is_shared, location_of, node_of, rebuild_error
 from miniray.objects.objects import ValueFetch
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from miniray.wire.node_link import NodeLink
 
     #: Runs a wait, given with its timeout, and gives back the task's CPU if that takes long.
-    Block = Callable[[Callable[[float | None], bool], float | None], bool]
+    Block = Callable[["Wait", float | None], bool]
+    Wait = Callable[[float | None], bool]
 
 #: Up to this many objects are waited for one by one, more of them through the table's arrivals.
 _FEW = 8
@@ -167,6 +169,27 @@ class Waits:
     #: Runs the wait itself; tells the node when it takes long.
     block: Block
 
+    def __post_init__(self) -> None:
+        self._wait = self.block
+        SPANS.switches.add(self._record)
+
+    def _record(self, recorded: bool) -> None:
+        """Note from now on how long each wait takes, or not."""
+        self._wait = self._timed if recorded else self.block
+
+    def _timed(self, wait: Wait, timeout: float | None) -> bool:
+        with SPANS.timed("wait", "get"):
+            return self.block(wait, timeout)
+
+    def end(self) -> None:
+        """Note no waits any more."""
+        SPANS.switches.discard(self._record)
+
+    def abandon(self) -> None:
+        """Refuse all waits, in a forked child."""
+        self.end()
+        self._wait = _refuse
+
     def when_ready(self, entry: Entry, ready: Callable[[Entry], None]) -> bool:
         """Call ``ready(entry)`` once there is a value; True if there is one already."""
         if self.table.when_ready(entry, ready):
@@ -201,7 +224,7 @@ class Waits:
         gate = Gate(self.loop)
         if not when(gate.arrived):
             self.loop.flush_posted()
-            self.block(gate.wait, None)
+            self._wait(gate.wait, None)
 
     @uncut  # the wait itself may be
     def for_values(
@@ -223,11 +246,14 @@ class Waits:
                 then; None if an error counts like any value.
         """
         self.loop.flush_posted()
-        self.borrowing.want(pending)
+        table = self.table
+        for entry in pending:
+            if not table.is_owned(entry.id):
+                self.borrowing.want(pending)
+                break
         gate = Gate(self.loop, needed)
         if len(pending) > _FEW:
             return self._for_many(pending, gate, timeout, fetches, failed)
-        table = self.table
         arrived: Callable[[Entry], None] = gate.arrived
         if fetches is not None:
             arrived = self._when_here(gate, fetches)
@@ -237,7 +263,7 @@ class Waits:
             for entry in pending:
                 if table.when_ready(entry, arrived):
                     arrived(entry)
-            return self.block(gate.wait, timeout)
+            return self._wait(gate.wait, timeout)
         finally:
             for entry in pending:
                 if entry.value is None:
@@ -288,12 +314,24 @@ class Waits:
             for entry in pending:
                 if entry.value is not None:
                     arrived(entry)
-            return self.block(gate.wait, timeout)
+            return self._wait(gate.wait, timeout)
         finally:
             self.table.unwatch(arrived)
             if fetches is not None:
                 for entry in pending:
                     fetches.drop_waiter(entry, arrived)
+
+
+def plain_wait(wait: Wait, timeout: float | None) -> bool:
+    """Wait in a process whose CPU nobody else needs meanwhile."""
+    return wait(timeout)
+
+
+def _refuse(_wait: Wait, _timeout: float | None) -> bool:
+    raise NotInitializedError(
+        "This process was forked from the one that waits here for a value. What the parent "
+        "started can be waited for in the parent only."
+    )
 
 
 def _unless_failed(gate: Gate, failed: list[Entry]) -> Callable[[Entry], None]:

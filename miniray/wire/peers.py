@@ -239,12 +239,12 @@ class PeerTable:
     #: The node of this process.
     node_id: bytes
     _: dataclasses.KW_ONLY
-    #: Called with what peers send.
-    on_message: Callable[[Peer, tuple[Any, ...]], None]
     #: Called once for each peer that is gone.
     on_lost: Callable[[Peer], None]
 
     def __post_init__(self) -> None:
+        #: Handlers of what peers send, by kind of message: each part of a process adds its own.
+        self.on_kind: dict[int, Callable[[Peer, tuple[Any, ...]], None]] = {}
         link = self.link
         self._loop = link.loop
         self._peers: dict[bytes, Peer] = {}
@@ -338,7 +338,7 @@ class PeerTable:
     def _received(self, conn: Connection, message: tuple[Any, ...]) -> None:
         peer = conn.peer
         if peer is not None:
-            self.on_message(peer, message)
+            self.on_kind.get(message[0], _unknown)(peer, message)
             return
         kind, *name = message
         if kind != p.PEER_HELLO:
@@ -380,7 +380,7 @@ class PeerTable:
                 continue
             size += len(body)
             try:
-                self.on_message(peer, message)
+                self.on_kind.get(kind, _unknown)(peer, message)
             except Exception:
                 # As on a socket: one bad message must not lose those that came with it.
                 logger.exception("handling message kind %r failed", kind)
@@ -460,3 +460,7 @@ class PeerTable:
         self._listener.abandon()
         for conn in self._connections:
             conn.abandon()
+
+
+def _unknown(peer: Peer, message: tuple[Any, ...]) -> None:
+    logger.error("a peer sent message kind %r, which this process does not know", message[0])

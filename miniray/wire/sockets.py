@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import marshal
 import os
 import socket
 import struct
@@ -116,7 +117,7 @@ def encode(message: tuple[Any, ...]) -> bytes:
     Raises:
         ValueError: The message is too large.
     """
-    body = plain.dumps(message)
+    body = marshal.dumps(message, plain.VERSION)  # as `dumps`: each message passes here
     if len(body) > MAX_FRAME:
         raise too_large(len(body), MAX_FRAME)
     return LENGTH.pack(len(body)) + body

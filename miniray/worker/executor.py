@@ -180,7 +180,7 @@ class Executor:
         self._spoiled = False
         #: The actor ends: nothing more is begun.
         self._ending = False
-        runtime.on_kind.update(
+        runtime.peers.on_kind.update(
             {
                 p.PEER_CALL: self.on_call,
                 p.PEER_CANCEL: self.on_cancel,

@@ -46,7 +46,7 @@ def process_tables() -> dict[str, int]:
         "lineage": len(runtime.call_table.lineage),
         "results by origin": len(runtime.call_table.lineage._by_result),
         "dropped refs": len(hooks.dropped),
-        "unmapped segments": len(memory._unmapped),
+        "unmapped segments": len(memory.unmapped),
         "kept segments": len(memory._kept),
         "lists of unclaimed results": len(runtime._unclaimed._early),
     }

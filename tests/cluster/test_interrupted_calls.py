@@ -183,7 +183,7 @@ def test_a_cancel_at_any_point_of_remote_reaches_what_was_started() -> None:
     def start_another(number: int) -> bool:
         def cancel() -> None:
             """What the arrival of a cancel does."""
-            on_cancel = runtime().on_kind[p.PEER_CANCEL]
+            on_cancel = runtime().peers.on_kind[p.PEER_CANCEL]
             running = on_cancel.__self__.interruption.running
             on_cancel(running.caller, (p.PEER_CANCEL, running.number, False, True))
 

@@ -11,8 +11,8 @@ from miniray.common.object_ref import ObjectIds, hooks, new_id
 from miniray.messages import protocol as p
 from miniray.objects.objects import ObjectTable
 
-VALUE = (p.VALUE_PICKLE, b"value", ())
-OTHER = (p.VALUE_PICKLE, b"other", ())
+VALUE = (p.VALUE_SHARED, (NODE, 1, NODE, 1000), ())
+OTHER = (p.VALUE_SHARED, (NODE, 2, NODE, 1000), ())
 BORROWER, SECOND = b"borrower", b"second00"
 
 

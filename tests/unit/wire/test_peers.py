@@ -39,7 +39,7 @@ def test_a_connection_that_ends_as_it_is_made_is_not_waited_for(
 ) -> None:
     lost: list[Peer] = []
     link: Any = Link(loop, tmp_path)
-    table = PeerTable(link, NODE, on_message=lambda *_: None, on_lost=lost.append)
+    table = PeerTable(link, NODE, on_lost=lost.append)
 
     def ends_at_once(sock: socket.socket, *args: Any, **how: Any) -> Connection:
         conn = Connection(sock, *args, **how)
@@ -63,7 +63,7 @@ def test_a_connection_that_is_made_after_hanging_up_is_not_waited_for(
     loop: IOLoop, tmp_path: Path
 ) -> None:
     link: Any = Link(loop, tmp_path)
-    table = PeerTable(link, NODE, on_message=lambda *_: None, on_lost=lambda _: None)
+    table = PeerTable(link, NODE, on_lost=lambda _: None)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as later,
