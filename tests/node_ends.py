@@ -17,9 +17,8 @@ from miniray.node.base.control_socket import control_pair
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper, TemplateGoneError
 from miniray.node.objects.objects import NodeObjects
-from miniray.node.relay.relay import RelayHub
-from miniray.node.relay.relayed import Relayed
-from miniray.node.relay.requests import NodeRequests
+from miniray.node.relay.relay import NodeRequests, RelayHub
+from miniray.node.relay.relayed import MESSAGES, Relayed
 from miniray.node.store.segments import Copies
 from miniray.node.store.spilling import Spilling
 from miniray.node.transfer.directory import Directory
@@ -116,7 +115,8 @@ class End:
         self._start_mover = start_mover
         self.got: dict[bytes, list[int]] = {}
         self.lost: list[bytes] = []
-        self.hub = RelayHub(self.id, dial, self)
+        self.hub = RelayHub(self.id, dial, self.lost.append)
+        self.hub.notices[MESSAGES] = self._relayed
         self.requests = NodeRequests(self.hub)
         self.store = new_store(1 << 26, folder / f"{name}.spilled")
         self.copies = Copies(self.store, self.hub.knows)
@@ -161,12 +161,9 @@ class End:
         self.movers.append(self._start_mover())
         return self.movers[-1]
 
-    def relayed(self, node_id: bytes, message: Relayed) -> None:
+    def _relayed(self, node_id: bytes, message: Relayed) -> None:
         if message != Relayed():
             self.got.setdefault(node_id, []).extend(numbers([message]))
-
-    def messages_lost(self, node_id: bytes) -> None:
-        self.lost.append(node_id)
 
     async def start(self) -> None:
         self._server = grpc.aio.server()

@@ -25,8 +25,7 @@ from miniray.node.objects.objects import SharedObjects
 from miniray.node.output_router import OutputRouter
 from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
-from miniray.node.relay.relay import RelayHub
-from miniray.node.relay.requests import NodeRequests
+from miniray.node.relay.relay import NodeRequests, RelayHub
 from miniray.node.reports import WorkerNotices, attached
 from miniray.node.traffic import Traffic
 from miniray.node.web_door import WebDoor
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.metrics import Sample
-    from miniray.node.relay.relayed import Relayed
     from miniray.node.workers.worker import Worker
     from miniray.wire.poller import Pace
 
@@ -79,7 +77,9 @@ class NodeDaemon:
         self._clients = clients = ClientServer(node.socket_path, node.socket_key, self)
         self._head = to_head = HeadClient(self.node_id, clients, head)
         self._code = CodeRequests(clients, to_head)
-        self._relay = relay = RelayHub(self.node_id, node.dial, self, only_dials=node.drivers_only)
+        self._relay = relay = RelayHub(
+            self.node_id, node.dial, self._messages_lost, only_dials=node.drivers_only
+        )
         self._requests = requests = NodeRequests(relay)
         self._questions = questions = Questions(self.node_id, clients, relay, requests)
         self._environments = EnvironmentManager(node.environments_folder, node.session_dir / "jobs")
@@ -92,6 +92,7 @@ class NodeDaemon:
         self._objects = objects = SharedObjects(
             node, clients, relay, questions, names, pool.fork_helper, to_head
         )
+        pace.give_way_while(objects.moves_values)
         self._traffic = Traffic(self.node_id, clients, relay, objects.adopted, names, pace)
         devices = DeviceUse(node.accelerators, node.labels, this_host())
         self._metrics = NodeMetrics(
@@ -112,9 +113,6 @@ class NodeDaemon:
             object_store_capacity=self._objects.store.capacity,
             object_store_spilled=self._objects.spilling.spilled,
         )
-
-    def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
-        self._head.request(client.process_id, number, method, body)
 
     def jobs(self) -> set[bytes]:
         return self._environments.jobs() | self._code.cache.jobs()
@@ -243,13 +241,7 @@ class NodeDaemon:
         self.stop("the template process of the node was killed", failed=True)
 
     # --- other nodes ---------------------------------------------------------------
-    def relay(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
-        self._traffic.send(client, node_id, process_id, bodies)
-
-    def relayed(self, node_id: bytes, message: Relayed) -> None:
-        self._traffic.relayed(node_id, message)
-
-    def messages_lost(self, node_id: bytes) -> None:
+    def _messages_lost(self, node_id: bytes) -> None:
         self._traffic.messages_lost(node_id)
         self._objects.messages_lost(node_id)
         self._requests.node_unreachable(node_id)
@@ -259,9 +251,6 @@ class NodeDaemon:
         self._objects.node_died(node_id)
         self._requests.node_unreachable(node_id)
         self._traffic.node_died(node_id)
-
-    def moves_values(self) -> bool:
-        return self._objects.moves_values()
 
     def serve(self, server: grpc.aio.Server) -> None:
         self._relay.add_to(server)

@@ -79,7 +79,7 @@ class NodeStart:
         self.session = session
         #: How the daemon's event loop waits. A call to another node and its answer take eight
         #: wake-ups, most of them in gRPC's threads; the loop stays awake for about that time.
-        self.pace = Pace(awake=250e-6, short=400e-6, gives_way=self._moves_values)
+        self.pace = Pace(awake=250e-6, short=400e-6)
         self._daemon: NodeDaemon | None = None
         #: Chosen before anything starts: the folder may be unusable.
         self._spill_folder, self._warning = spill_folder(config().spill_folder, session.folder)
@@ -172,9 +172,6 @@ class NodeStart:
     def _refused(self, text: str) -> None:
         if self._daemon is not None:
             self._daemon.tell_event("SECURITY", "wrong_secret", f"{text}.", "WARNING")
-
-    def _moves_values(self) -> bool:
-        return self._daemon is not None and self._daemon.moves_values()
 
     def _detect(self) -> NodeAccelerators:
         options = self.options

@@ -44,6 +44,8 @@ class Traffic:
     def __post_init__(self) -> None:
         #: Watched process of this node → its watchers as (node, process).
         self._watched_here: dict[bytes, set[tuple[bytes, bytes]]] = {}
+        self.clients.kinds[p.NODE_RELAY] = self._send
+        self.relay.notices[r.MESSAGES] = self._relayed
         self.clients.notices["watch"] = self._watch
         self.relay.notices[r.WATCH] = lambda node, message: self._add_watch(
             message.to, node, message.sender
@@ -51,8 +53,10 @@ class Traffic:
         self.relay.notices[r.GONE] = self._ended_there
 
     # --- messages ----------------------------------------------------------------
-    def send(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
+    def _send(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
         """Send a client's messages to a process that it has no socket to."""
+        if set(map(type, (node_id, process_id, *bodies))) != {bytes}:
+            raise ValueError("ids and messages to another process are bytes")
         if node_id == self.node_id:
             self._deliver(node_id, client.process_id, process_id, bodies)
             return
@@ -62,7 +66,7 @@ class Traffic:
         if not self.relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
-    def relayed(self, node_id: bytes, message: Relayed) -> None:
+    def _relayed(self, node_id: bytes, message: Relayed) -> None:
         if message.bodies:
             self._deliver(node_id, message.sender, message.to, message.bodies)
 

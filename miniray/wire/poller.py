@@ -70,25 +70,25 @@ class Pace:
 
     __slots__ = ("_awake", "_gives_way", "_resting", "_short", "_stay")
 
-    def __init__(
-        self,
-        awake: float = 80e-6,
-        short: float = 120e-6,
-        gives_way: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, awake: float = 80e-6, short: float = 120e-6) -> None:
         """Start asleep.
 
         Args:
             awake: Seconds for which it looks again and again before it sleeps.
             short: After a wait of more seconds than this, the next one sleeps at once.
-            gives_way: Whether others do work in bulk for this process at present: if they take the
-                processor that they are offered, it sleeps.
         """
         self._awake = awake
         self._short = short
         self._stay = False
         self._resting = 0
-        self._gives_way = gives_way
+        self._gives_way: Callable[[], bool] = lambda: False
+
+    def give_way_while(self, is_busy: Callable[[], bool]) -> None:
+        """Sleep if others take the processor that they are offered while ``is_busy()``.
+
+        They do work in bulk for this process then.
+        """
+        self._gives_way = is_busy
 
     def wait(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
         """Call ``poll(timeout)``; a negative timeout has no end."""

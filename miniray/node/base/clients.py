@@ -77,12 +77,6 @@ class ClientEvents(Protocol):
         ``refused`` says why this daemon has closed the connection; empty if it has not.
         """
 
-    def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
-        """Pass a request (number 0: a notice) on to the head."""
-
-    def relay(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
-        """Pass a message on to a process of another node."""
-
 
 class ClientServer:
     """The daemon's socket for processes of this machine."""
@@ -101,6 +95,11 @@ class ClientServer:
         )
         self.clients: dict[bytes, Client] = {}
         self._unnamed: set[Connection] = set()
+        #: Messages: kind → function (client, *fields).
+        self.kinds: dict[int, Callable[..., None]] = {
+            p.NODE_REQUEST: self._request,
+            p.NODE_NOTICE: self._notice,
+        }
         #: Requests: method → function (client, *args) that returns (result, fd), or a coroutine
         #: that does if it has to wait; fd is -1 if no descriptor goes with the result.
         self.requests: dict[str, Callable[..., Answer | Awaitable[Answer]]] = {}
@@ -125,26 +124,15 @@ class ClientServer:
             _refuse(client, message, error)
 
     def _take(self, client: Client, message: tuple[Any, ...]) -> None:
-        kind = message[0]
-        if kind == p.NODE_RELAY:
-            _, node_id, process_id, bodies = message
-            if set(map(type, (node_id, process_id, *bodies))) != {bytes}:
-                raise ValueError("ids and messages to another process are bytes")
-            self._events.relay(client, node_id, process_id, bodies)
-        elif kind == p.NODE_REQUEST:
-            _, number, method, args = message
-            self._request(client, number, method, args)
-        elif kind == p.NODE_NOTICE:
-            _, method, args = message
-            self._checked(method, self.notices, args)(client, *args)
-        elif kind == p.HEAD_REQUEST:
-            _, number, method, body = message
-            self._events.head_request(client, number, method, body)
-        elif kind == p.HEAD_NOTICE:
-            _, method, body = message
-            self._events.head_request(client, 0, method, body)
-        else:
+        kind, *fields = message
+        handler = self.kinds.get(kind)
+        if handler is None:
             logger.error("%s sent a message of kind %.40r", client, kind)
+        else:
+            handler(client, *fields)
+
+    def _notice(self, client: Client, method: str, args: tuple[Any, ...]) -> None:
+        self._checked(method, self.notices, args)(client, *args)
 
     def _introduce(self, conn: Connection, message: tuple[Any, ...]) -> None:
         try:

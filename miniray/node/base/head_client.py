@@ -142,6 +142,12 @@ class HeadClient:
         #: Requests of the daemon itself, by number.
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = 0
+        clients.kinds[p.HEAD_REQUEST] = lambda client, number, method, body: self.request(
+            client.process_id, number, method, body
+        )
+        clients.kinds[p.HEAD_NOTICE] = lambda client, method, body: self.request(
+            client.process_id, 0, method, body
+        )
 
     async def join(
         self, member: SessionEvents, timeout: float, news: Callable[[], list[head_pb2.FromNode]]

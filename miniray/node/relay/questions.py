@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.messages.plain import Arguments
 from miniray.node.base.clients import run_in
-from miniray.node.relay.requests import NoAnswerError, RequestRefusedError
+from miniray.node.relay.relay import NoAnswerError, RequestRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from miniray.node.base.clients import Client, ClientServer
-    from miniray.node.relay.relay import RelayHub
-    from miniray.node.relay.requests import NodeRequest, NodeRequests
+    from miniray.node.relay.relay import NodeRequest, NodeRequests, RelayHub
 
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0

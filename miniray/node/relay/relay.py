@@ -1,8 +1,11 @@
-"""Calls between nodes: messages to processes of other nodes, batched by what waits.
+"""The streams to other daemons: messages, and requests with their answers.
 
 Each daemon writes to another one over one stream: one that it opens itself or, if the other node
 cannot be dialled, the answering half of the stream that came from there. A stream that breaks is
 opened again until the head says that the node is gone.
+
+Requests travel behind calls. Bytes of values may come with an answer: only so many are on their way
+from one node at a time. What is asked belongs to the parts that answer.
 """
 
 from __future__ import annotations
@@ -10,15 +13,17 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import itertools
 import logging
 import types
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
 from miniray._proto import node_pb2
 from miniray.common.config import config
 from miniray.node.base.clients import first_of
+from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Inbox, Outbox, Relayed, refusal
 from miniray.security.channels import one_line
 
@@ -36,19 +41,8 @@ _REOPEN_AFTER, _REOPEN_AT_MOST = 0.05, 1.0
 _BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 #: Nodes that were given up and are remembered.
 _REMEMBERED = 1024
-
-
-class RelayEvents(Protocol):
-    """What the daemon does about other nodes."""
-
-    def relayed(self, node_id: bytes, message: Relayed) -> None:
-        """Take a message between processes; messages and notices come in the order sent."""
-
-    def messages_lost(self, node_id: bytes) -> None:
-        """Handle the loss of messages to or from a node, which either end has given up.
-
-        It was out of reach for ``node_timeout`` seconds, or the head had given up one of the two.
-        """
+#: Bytes that may be on their way from one node at a time. Calls from there may wait behind them.
+IN_FLIGHT = 2 << 20
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -57,12 +51,14 @@ class RelayHub:
 
     node_id: bytes
     dial: Callable[[str], grpc.aio.Channel]
-    events: RelayEvents
+    #: Called when messages to or from a node are lost, which either end has given up: it was out of
+    #: reach for ``node_timeout`` seconds, or the head had given up one of the two.
+    messages_lost: Callable[[bytes], object]
     _: dataclasses.KW_ONLY
     only_dials: bool = False
 
     def __post_init__(self) -> None:
-        #: Handlers of notices of other daemons: kind → function (node, message).
+        #: Handlers of what other daemons send: kind → function (node, message).
         self.notices: dict[str, Callable[[bytes, Relayed], object]] = {}
         #: Address of each living node; empty if it cannot be dialled.
         self._addresses: dict[bytes, str] = {}
@@ -161,7 +157,7 @@ class RelayHub:
                 logger.warning("node %s cannot be reached from here", node_id.hex())
                 given_up = True
                 outbox.give_up()
-                self.events.messages_lost(node_id)
+                self.messages_lost(node_id)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _REOPEN_AT_MOST)
 
@@ -213,17 +209,14 @@ class RelayHub:
             gaps = inbox.gaps
             messages = inbox.accept(batch)
             if inbox.gaps != gaps:
-                self.events.messages_lost(node_id)
+                self.messages_lost(node_id)
             for message in messages:
                 self._handle_one(node_id, message)
 
     def _handle_one(self, node_id: bytes, message: Relayed) -> None:
         """Handle a message; one that cannot be handled must not lose those behind it."""
         try:
-            if message.notice:
-                self.notices[message.notice](node_id, message)
-            else:
-                self.events.relayed(node_id, message)
+            self.notices[message.notice](node_id, message)
         except Exception as error:
             logger.exception("%s of node %s was not handled", message, node_id.hex())
             answer = refusal(message, f"{type(error).__name__}: {error}")
@@ -285,3 +278,185 @@ class RelayHub:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- requests ------------------------------------------------------------------------------
+class RequestRefusedError(Exception):
+    """A node has said why it gives no answer, or there is no way to it."""
+
+
+class NoAnswerError(Exception):
+    """A node could not be reached, or did not answer in time; it may be asked again."""
+
+
+class NodeRequest(NamedTuple):
+    """A request of another node, which is answered once."""
+
+    node: bytes
+    number: int
+    relay: RelayHub
+
+    def answer(self, answer: Any, piece: bytes = b"") -> None:
+        """Send an answer, and bytes of a value with it."""
+        bodies = [piece] if piece else []
+        self._send(Relayed(notice=r.ANSWER, items=(self.number, "", answer), bodies=bodies))
+
+    def refuse(self, why: str) -> None:
+        self._send(Relayed(notice=r.ANSWER, items=(self.number, why, None)))
+
+    def _send(self, message: Relayed) -> None:
+        self.relay.send(self.node, message)
+
+
+#: An answer, and the bytes that came with it.
+Answered = tuple[Any, bytes]
+
+
+class _Peer:
+    """Requests to one node."""
+
+    def __init__(self) -> None:
+        #: Those that were sent and have no answer yet, with the bytes that may come.
+        self.open: dict[int, tuple[asyncio.Future[Answered], int]] = {}
+        self._in_flight = 0
+        #: Requests that wait until fewer bytes are on their way, first in, first out.
+        self._turns: collections.deque[tuple[asyncio.Future[None], int]] = collections.deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.open or self._turns or self._in_flight)
+
+    def close(self, number: int) -> asyncio.Future[Answered] | None:
+        """Count a request off; return its future, unless it was counted off before."""
+        if number not in self.open:
+            return None
+        came, size = self.open.pop(number)
+        self.end(size)
+        return came
+
+    async def begin(self, size: int) -> None:
+        """Wait until as many bytes more may be on their way; they count until ``end``.
+
+        What asks for none never waits.
+        """
+        if not size or (not self._turns and self._fits(size)):
+            self._in_flight += size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append((turn, size))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.end(size)
+            raise
+
+    def _fits(self, size: int) -> bool:
+        return not self._in_flight or self._in_flight + size <= IN_FLIGHT
+
+    def end(self, size: int) -> None:
+        """Count bytes off: they have come, or will not."""
+        self._in_flight -= size
+        while self._turns:
+            turn, waiting = self._turns[0]
+            if not (turn.done() or self._fits(waiting)):
+                return
+            self._turns.popleft()
+            if not turn.done():
+                self._in_flight += waiting
+                turn.set_result(None)
+
+
+class NodeRequests:
+    """All requests from and to this daemon."""
+
+    def __init__(self, relay: RelayHub) -> None:
+        self._relay = relay
+        #: What this node answers: functions that get a ``NodeRequest`` and the arguments.
+        self.handlers: dict[str, Callable[..., object]] = {}
+        self._numbers = itertools.count(1).__next__
+        self._peers: dict[bytes, _Peer] = {}
+        relay.notices[r.REQUEST] = self._asked
+        relay.notices[r.ANSWER] = self._answered
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def _asked(self, node_id: bytes, message: Relayed) -> None:
+        number, what, *arguments = message.items
+        self.handlers[what](NodeRequest(node_id, number, self._relay), *arguments)
+
+    async def ask(
+        self, node_id: bytes, what: str, *arguments: Any, size: int = 0, limit: float | None = None
+    ) -> Answered:
+        """Ask another node.
+
+        Args:
+            node_id: The node.
+            what: Which of its handlers.
+            arguments: Plain data.
+            size: Bytes that may come with the answer.
+            limit: Seconds within which the answer has to come.
+
+        Raises:
+            RequestRefusedError: The node says why not, or there is no way to it.
+            NoAnswerError: The node could not be reached, or did not answer in time.
+        """
+        peer = self._peers.setdefault(node_id, _Peer())
+        number = self._numbers()
+        try:
+            await peer.begin(size)
+            came: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+            peer.open[number] = came, size
+            asked = Relayed(notice=r.REQUEST, items=(number, what, *arguments))
+            if not self._relay.send(node_id, asked):
+                peer.close(number)
+                raise RequestRefusedError(self._why_not_sent(node_id))
+            late = False
+            try:
+                if limit is not None:
+                    done, _ = await asyncio.wait({came}, timeout=limit)
+                    late = not done
+                if late:
+                    raise NoAnswerError("it did not answer in time")
+                return await came
+            finally:
+                came.cancel()  # unless it is there
+                if late or not size:
+                    peer.close(number)
+                elif limit is not None and number in peer.open:
+                    # Nobody waits any more, but the bytes may be on their way.
+                    asyncio.get_running_loop().call_later(limit, peer.close, number)
+        finally:
+            self._forget_idle(node_id, peer)
+
+    def _why_not_sent(self, node_id: bytes) -> str:
+        if self._relay.knows(node_id):
+            return "neither of the two nodes can dial the other"
+        return f"node {node_id.hex()} is gone"
+
+    def _forget_idle(self, node_id: bytes, peer: _Peer) -> None:
+        if not peer and self._peers.get(node_id) is peer:
+            del self._peers[node_id]
+
+    def _answered(self, node_id: bytes, message: Relayed) -> None:
+        number, why, answer = message.items
+        peer = self._peers.get(node_id)
+        came = None if peer is None else peer.close(number)
+        if peer is None or came is None:
+            return
+        if not came.done():
+            if why:
+                came.set_exception(RequestRefusedError(why))
+            else:
+                came.set_result((answer, message.bodies[0] if message.bodies else b""))
+        self._forget_idle(node_id, peer)
+
+    def node_unreachable(self, node_id: bytes) -> None:
+        """Fail the requests to a node that is gone, or to or from which messages were lost."""
+        peer = self._peers.get(node_id)
+        if peer is not None:
+            for number in list(peer.open):
+                came = peer.close(number)
+                if came is not None and not came.done():
+                    came.set_exception(NoAnswerError("it could not be reached"))
+            self._forget_idle(node_id, peer)

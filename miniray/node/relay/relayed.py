@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Notices of one daemon to another.
+#: What ``Relayed.notice`` is of messages of one process to another; else a notice of one daemon to
+#: another:
+MESSAGES = ""
 #: ``sender`` watches the process ``to``.
 WATCH = "watch"
 #: (description,): the process ``sender``, which ``to`` watches or has written to, is gone.
@@ -36,7 +38,7 @@ WROTE = "wrote"
 COPIED = "copied"
 #: A key: its owner, a process of the sender, has freed that value.
 FREED = "freed"
-#: (number, what, ...): a request of the sender (node/relay/requests.py).
+#: (number, what, ...): a request of the sender (node/relay/relay.py).
 REQUEST = "request"
 #: (number, why there is none, answer): the answer; bytes of a value as body.
 ANSWER = "answer"
@@ -55,7 +57,7 @@ class Relayed(NamedTuple):
     sender: bytes = b""
     bodies: Sequence[bytes] = ()
     #: The kind of a notice, and its fields.
-    notice: str = ""
+    notice: str = MESSAGES
     items: tuple[Any, ...] = ()
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.config import config
 from miniray.node.base.clients import run_in
-from miniray.node.relay.requests import IN_FLIGHT
+from miniray.node.relay.relay import IN_FLIGHT
 from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.transfer.mover_client import MoverClient, Opened
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from miniray.node.base.node_config import MoverConfig
     from miniray.node.base.template_client import Helper
-    from miniray.node.relay.requests import NodeRequest, NodeRequests
+    from miniray.node.relay.relay import NodeRequest, NodeRequests
     from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory

@@ -27,8 +27,8 @@ from miniray.common.spans import SPANS
 from miniray.exceptions import ObjectLostError
 from miniray.node.base.clients import run_in
 from miniray.node.relay import relayed as r
+from miniray.node.relay.relay import NoAnswerError, RequestRefusedError
 from miniray.node.relay.relayed import Relayed
-from miniray.node.relay.requests import NoAnswerError, RequestRefusedError
 from miniray.node.store.segments import home_of, segment_of, writer_of
 from miniray.node.transfer.mover_client import MoveError, MoverDiedError, RefusedError
 from miniray.node.transfer.moving import HELLO, write_all
@@ -37,8 +37,7 @@ from miniray.node.transfer.serving import Arriving, ValueAnswer, piece_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from miniray.node.relay.relay import RelayHub
-    from miniray.node.relay.requests import Answered, NodeRequests
+    from miniray.node.relay.relay import Answered, NodeRequests, RelayHub
     from miniray.node.store.segments import Copies, Key, Segment
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.directory import Directory

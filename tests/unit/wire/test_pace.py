@@ -89,7 +89,8 @@ def test_while_others_work_in_bulk_it_sleeps_if_they_take_the_processor(
         world.now += taken
 
     monkeypatch.setattr(pace_module.os, "sched_yield", others_run)
-    pace = Pace(250 * US, 400 * US, lambda: busy)
+    pace = Pace(250 * US, 400 * US)
+    pace.give_way_while(lambda: busy)
     world.wait(pace, 50 * US)
     world.wait(pace, 300 * US)
     assert (world.slept, world.looked) == (1, 2)

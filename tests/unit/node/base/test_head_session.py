@@ -120,6 +120,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.conn = self
         self.got: list[Any] = []
+        self.kinds: dict[int, Any] = {}
         self.send = self.got.append
 
 

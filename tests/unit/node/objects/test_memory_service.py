@@ -13,8 +13,8 @@ from miniray.node.base.clients import Client
 from miniray.node.objects.memory_service import MemoryService
 from miniray.node.relay import relayed as r
 from miniray.node.relay.questions import Questions
+from miniray.node.relay.relay import NodeRequests
 from miniray.node.relay.relayed import Relayed
-from miniray.node.relay.requests import NodeRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

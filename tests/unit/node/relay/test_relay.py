@@ -15,24 +15,24 @@ from miniray.messages import plain
 from miniray.node.relay import relay as relay_module
 from miniray.node.relay import relayed
 from miniray.node.relay.relay import RelayHub
-from miniray.node.relay.relayed import ANSWER, FREED, PUSH, REQUEST, Inbox, Outbox, Relayed
+from miniray.node.relay.relayed import (
+    ANSWER,
+    FREED,
+    MESSAGES,
+    PUSH,
+    REQUEST,
+    Inbox,
+    Outbox,
+    Relayed,
+)
 from miniray.security import channels
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Heard:
-    """What came from other nodes."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def relayed(self, _node_id: bytes, message: Relayed) -> None:
-        self.sizes.append(sum(map(len, message.bodies)))
-
-    def messages_lost(self, _node_id: bytes) -> None:
-        """Nothing here is about a node."""
+def _ignore(_node_id: bytes) -> None:
+    """Nothing here is about a node."""
 
 
 # --- the boxes ---------------------------------------------------------------------------
@@ -174,17 +174,17 @@ async def test_what_was_received_is_acknowledged_though_nothing_goes_that_way(
 
 async def test_a_large_message_arrives_and_so_do_those_behind_it(tmp_path: Path) -> None:
     size = 100 << 20
-    hubs, servers, heard = {}, [], {b"a": Heard(), b"b": Heard()}
-    got = heard[b"b"].sizes
+    hubs, servers, got = {}, [], []
     for name in (b"a", b"b"):
         hub = hubs[name] = RelayHub(
-            name, lambda address: channels.channel(address, "secret"), heard[name]
+            name, lambda address: channels.channel(address, "secret"), _ignore
         )
         server = channels.server("secret")
         hub.add_to(server)
         channels.listen_unix(server, str(tmp_path / name.decode()))
         await server.start()
         servers.append(server)
+    hubs[b"b"].notices[MESSAGES] = lambda _node, each: got.append(sum(map(len, each.bodies)))
     hubs[b"a"].joined(b"b", f"unix:{tmp_path}/b")
     hubs[b"b"].joined(b"a", "")
     try:
@@ -207,7 +207,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_there_is_no_way_between_two_nodes_that_only_dial(tmp_path: Path) -> None:
-    hub = RelayHub(b"a", dial, Heard(), only_dials=True)
+    hub = RelayHub(b"a", dial, _ignore, only_dials=True)
     hub.joined(b"b", "")
     assert not hub.send(b"b", message(1))
     assert hub.connected() == set()

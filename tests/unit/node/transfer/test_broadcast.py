@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from miniray.node.relay.requests import NodeRequest
+    from miniray.node.relay.relay import NodeRequest
 
 SIZE = 12_000_001  # twelve pieces
 OWNER, READER = b"owner000", b"reader00"

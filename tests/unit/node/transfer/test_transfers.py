@@ -11,8 +11,8 @@ import pytest
 from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node.relay.relay import IN_FLIGHT
 from miniray.node.relay.relayed import ANSWER, Inbox, Outbox, Relayed
-from miniray.node.relay.requests import IN_FLIGHT
 from miniray.node.store import spill_files
 from miniray.node.transfer import serving as serving_module
 from miniray.node.transfer import transfers as transfers_module
