@@ -127,7 +127,7 @@ _ABSENT = {
     "air": "miniray.train has what trainers take and return",
     "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",
     "client": "miniray.init('HOST:PORT') attaches from any machine",
-    "dashboard": "`miniray status` and miniray.util.state tell what there is",
+    "dashboard": "`miniray status` and miniray.util.state show the cluster",
     "internal": "values go with their last ref",
     "llm": "call the model in actors, or in a class given to Dataset.map_batches()",
     "remote_function": "miniray.remote() makes remote functions",

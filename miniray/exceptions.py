@@ -524,7 +524,7 @@ _ABSENT = {
     "OutOfDiskError": "a value that fits neither memory nor disk raises ObjectStoreFullError",
     "OutOfMemoryError": "a worker that the kernel kills for its memory raises WorkerCrashedError, "
     "or ActorDiedError",
-    "RaySystemError": "catch the error that tells what has failed, or MinirayError for all of them",
+    "RaySystemError": "catch the specific error, or MinirayError for all",
 }
 tell_imports(__name__, _ABSENT)
 

@@ -116,9 +116,7 @@ def slice_facts(host: Host, *, ask: bool) -> dict[str, str]:
             try:
                 value = host.metadata(attribute, METADATA_TIMEOUT)
             except DetectionError as error:
-                logger.warning(
-                    "The TPU's %s is unknown, since %s. Set %s to tell it.", key, error, variable
-                )
+                logger.warning("The TPU's %s is unknown, since %s. Set %s.", key, error, variable)
                 ask = False
         text = _READ[key](value) if value else None
         if text:

@@ -86,8 +86,7 @@ def _asks_jobs(function: Callable[..., Any]) -> Any:
     "secrets",
     multiple=True,
     metavar="NAME",
-    help="Variable of the job whose value is not shown; if no other option has it, it is that of "
-    "this process.",
+    help="Variable whose value is never shown; taken from this process if no other option sets it.",
 )
 @click.option("--metadata", multiple=True, type=PAIR, help="Shown with the job.")
 @click.option("--entrypoint-num-cpus", "--num-cpus", type=float, help="CPUs for the command.")

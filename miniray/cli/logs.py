@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks of `--follow`.
 _EVERY = 0.3
-_AWAITS_HEAD = "The head of the cluster does not answer; what is printed meanwhile comes later."
+_AWAITS_HEAD = "The head of the cluster does not answer; lines printed meanwhile come later."
 
 
 def since_of(text: str, now: float) -> float:
@@ -50,7 +50,7 @@ _SINCE = Parsed("TIME", lambda text: since_of(text, time.time()))
 
 @click.command("logs")
 @click.argument("of", metavar="[NAME|ACTOR|PID|RUN]", required=False)
-@click.option("-f", "--follow", "goes_on", is_flag=True, help="Go on with what is printed next.")
+@click.option("-f", "--follow", "goes_on", is_flag=True, help="Keep printing new lines.")
 @click.option("--rank", type=click.IntRange(0), help="Of a run, this rank only.")
 @click.option(
     "-n",
@@ -58,7 +58,7 @@ _SINCE = Parsed("TIME", lambda text: since_of(text, time.time()))
     type=click.IntRange(1, MOST_LINES),
     default=200,
     show_default=True,
-    help="How many of the last lines.",
+    help="Number of last lines.",
 )
 @click.option("--grep", default="", metavar="REGEX", help="Only lines that match; nodes search.")
 @click.option("--since", type=_SINCE, help="Only lines since then: 10m, 14:30, a date.")
@@ -95,7 +95,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
         found = logs(connection, wanted)
         _show(found, show, None if how["goes_on"] else of)
         if not (found.lines or of or how["goes_on"]):
-            click.echo("No worker has printed a line that is asked for.", err=True)
+            click.echo("No worker has printed a line that matches.", err=True)
         told = set(found.notes)
         while how["goes_on"] and not wanted.folders:  # what has ended prints no more
             time.sleep(_EVERY)

@@ -166,7 +166,7 @@ _LEADS = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" conten
 @click.option(
     "--token",
     is_flag=True,
-    help="Print what programs show as bearer token: for jobs, rows and metrics.",
+    help="Print the bearer token for programs: jobs, rows and metrics.",
 )
 @asks_cluster
 def dashboard(cluster: CommandConnection, no_open: bool, token: bool) -> None:

@@ -37,7 +37,7 @@ def new(folder: Path) -> None:
     from miniray.security.certificates import make_authority
 
     make_authority(folder)
-    click.echo(f"The token and its certificate are in {folder}. Who can read them can join.")
+    click.echo(f"The token and its certificate are in {folder}. Anyone who can read them can join.")
 
 
 @click.command()

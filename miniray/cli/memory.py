@@ -68,7 +68,7 @@ _MORE = "not shown; --limit shows more"
     type=click.IntRange(1, MAX_OBJECTS),
     default=100,
     show_default=True,
-    help="How many objects to show: the largest.",
+    help="Number of objects to show, the largest first.",
 )
 @click.option("--all", "detail", is_flag=True, help="Small values and handles of actors too.")
 @click.option(
@@ -160,7 +160,7 @@ class MemoryView:
             for node in self._nodes
             if node.state_message is not None
         ]
-        late = "It was busy: what it holds is shown as far as its node knows."
+        late = "It was busy: only what its node knows of its objects is shown."
         rows += [
             (node.node_id[:ID_LENGTH], process, late)
             for node in self._nodes

@@ -55,7 +55,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print it as 
 
 
 def print_json(data: Any) -> None:
-    """Print plain data as JSON."""
+    """Print plain data as JSON, indented by two."""
     click.echo(json.dumps(data, indent=2))
 
 
@@ -170,10 +170,10 @@ def join_token(option: str | None, file: str | None) -> str | None:
 _DEVICES = '{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'
 
 _OPTIONS = (
-    click.option("--node-ip-address", help="Address that other machines are told to connect to."),
+    click.option("--node-ip-address", help="Address at which other machines connect."),
     click.option("--num-cpus", type=float, help="Logical CPUs of this node.  [default: detected]"),
     click.option("--num-gpus", type=int, help="Logical GPUs of this node.  [default: detected]"),
-    click.option("--gpu-family", help="Whose the GPUs are: nvidia, amd or intel."),
+    click.option("--gpu-family", help="Vendor of the GPUs: nvidia, amd or intel."),
     click.option(
         "--resources",
         type=JSON,
@@ -184,7 +184,7 @@ _OPTIONS = (
         "--devices",
         type=Parsed("JSON", lambda text: json_object(text, _DEVICES)),
         default="{}",
-        help="Custom devices, of which work gets some by their ids in a variable: "
+        help="Custom devices, whose ids work gets in a variable: "
         f"""'{_DEVICES}'; "fractional": false if one can't be shared.""",
     ),
     click.option(
@@ -265,7 +265,7 @@ def _cluster_options(command: _Command) -> _Command:
     )(command)
     return click.option(
         "--address",
-        help="Which cluster, as its status or init() tells its address; one that has no node of "
+        help="Address of the cluster, as its status or init() shows it; one without a node of "
         "yours on this machine needs its token.  [default: MINIRAY_ADDRESS, else the one started "
         "last, else that of a running program]",
     )(command)

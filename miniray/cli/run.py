@@ -57,8 +57,8 @@ def _limits(command: Any) -> Any:
     metavar="FOLDER",
     help="Folder on each host as `miniray token new` makes it, where hosts share none.",
 )
-@click.option("--index", help="Which host this is, from 0, where no scheduler tells.")
-@click.option("--nodes", help="How many hosts there are, where no scheduler tells.")
+@click.option("--index", help="Number of this host, from 0, where no scheduler sets it.")
+@click.option("--nodes", help="Number of hosts, where no scheduler sets it.")
 @click.option("--head", metavar="HOST:PORT", help="Where the first host is; with --authority.")
 @click.option("--host", help="Address to listen on.  [default: all of this host's]")
 @node_options

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--address",
     metavar="HOST:PORT",
-    help=f"Join the cluster whose head is there.  [default port: {DEFAULT_PORT}]",
+    help=f"Join the cluster of the head at this address.  [default port: {DEFAULT_PORT}]",
 )
 @click.option(
     "--token",

@@ -112,7 +112,7 @@ _timeout = click.option(
     type=click.FloatRange(0, min_open=True),
     default=DEFAULT_TIMEOUT,
     show_default=True,
-    help="Seconds that a process may take to tell of its tasks or objects.",
+    help="Seconds that a process may take to list its tasks or objects.",
 )
 
 
@@ -135,7 +135,7 @@ _timeout = click.option(
 )
 @_timeout
 @json_option
-@click.option("--follow", is_flag=True, help="Of events: go on with those to come.")
+@click.option("--follow", is_flag=True, help="Of events: keep printing new ones.")
 @asks_cluster
 def list_(
     cluster: CommandConnection,

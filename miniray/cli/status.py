@@ -40,7 +40,7 @@ _STORE = "object_store_memory"
 
 @click.command()
 @json_option
-@click.option("--watch", is_flag=True, help="Show it anew each second, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh it every second, until Ctrl-C.")
 @asks_cluster
 def status(cluster: CommandConnection, as_json: bool, watch: bool) -> None:
     """Show the nodes, resources, actors and waiting work of a running cluster."""

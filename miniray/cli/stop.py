@@ -160,7 +160,7 @@ _INCLUDE = "--include-programs"
 
 
 @click.command()
-@click.option("--address", help="End only the nodes of the cluster whose head is there.")
+@click.option("--address", help="End only nodes of the cluster with its head at this address.")
 @click.option(
     _INCLUDE,
     is_flag=True,

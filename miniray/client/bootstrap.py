@@ -250,8 +250,8 @@ def _working_directory() -> str:
         return os.getcwd()
     except FileNotFoundError:
         raise FileNotFoundError(
-            "The working directory of this process was removed, and its workers are to have the "
-            "same one. Change to another one first, as with os.chdir()."
+            "The working directory of this process, which workers use too, was removed. Change to "
+            "another one first, as with os.chdir()."
         ) from None
 
 

@@ -146,8 +146,8 @@ class CommandConnection:
             return link.head_request(method, *args, timeout=_PATIENCE)
         with self.attached():  # raises if the head is known to be lost by now
             raise ConnectionError(
-                f"The head at {self.address} did not answer within {_PATIENCE:g} s: it stands "
-                "still, or is out of reach of this machine."
+                f"The head at {self.address} did not answer within {_PATIENCE:g} s: it hangs, "
+                "or this machine cannot reach it."
             )
 
     @contextlib.contextmanager

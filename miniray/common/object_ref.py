@@ -169,10 +169,12 @@ class ObjectRef(Generic[T_co], metaclass=abc.ABCMeta):
         return False
 
     if not TYPE_CHECKING:  # else a type checker takes them for attributes
-        task_id = AbsentAttribute("get_runtime_context().get_task_id() tells it in the task")
-        job_id = AbsentAttribute("get_runtime_context().get_job_id() tells that of the program")
-        owner_address = AbsentAttribute("miniray.util.state.list_objects() tells who owns what")
-        call_site = AbsentAttribute("miniray.util.state.list_objects() tells what was made where")
+        task_id = AbsentAttribute("in the task, get_runtime_context().get_task_id() has it")
+        job_id = AbsentAttribute("get_runtime_context().get_job_id() has that of the program")
+        owner_address = AbsentAttribute(
+            "miniray.util.state.list_objects() shows each object's owner"
+        )
+        call_site = AbsentAttribute("miniray.util.state.list_objects() shows where each was made")
         size = AbsentAttribute("len(ref.binary()) is the length of its id")
         from_binary = AbsentAttribute("pass the ref itself; an id does not keep the value")
         from_hex = AbsentAttribute("pass the ref itself; an id does not keep the value")

@@ -254,7 +254,7 @@ def require_room(wanted: int, purpose: str) -> None:
         raise OSError(
             errno.EMFILE,
             f"Too many open files: this process of the node has {count} of at most {most} open, "
-            f"which leaves no room for {purpose}. Raise the limit (`ulimit -n`) before the node is "
+            f"which leaves none for {purpose}. Raise the limit (`ulimit -n`) before the node is "
             f"started, or end what is not needed",
         )
 

@@ -103,7 +103,7 @@ class Series:
                     values[:] = more if is_gauge else map(sum, zip(values, more, strict=True))
 
     def rows(self) -> list[Row]:
-        """Return all series."""
+        """Return a copy of each series as a row."""
         with self.lock:
             return [
                 (*metric, tags, list(values))

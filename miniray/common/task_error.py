@@ -80,7 +80,7 @@ class TaskError(MinirayError):
         """
         text = (
             f"An exception of class {transport.name_of(error)}, which can't be sent: "
-            f"a {transport.name_of(problem)} was raised when it was looked at."
+            f"a {transport.name_of(problem)} was raised when it was inspected."
         )
         return cls(function_name, text, MinirayError(text))
 

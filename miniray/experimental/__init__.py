@@ -12,7 +12,7 @@ __all__ = ["tqdm_ray"]
 _ABSENT = {
     "channel": "return values, or put them with miniray.put()",
     "collective": "miniray.train.collective has collectives of training runs",
-    "get_object_locations": "miniray.util.state.list_objects() tells the nodes of each object",
+    "get_object_locations": "miniray.util.state.list_objects() shows the nodes of each object",
     "internal_kv": "keep values in a named actor",
     "state": "import from miniray.util.state",
     "shuffle": "pass the refs of one stage's tasks to the next one's",

@@ -231,7 +231,7 @@ class Head:
                 node = ClusterNode.of(hello, outbox, self._timers.time())
             except Exception as error:
                 logger.exception("the hello of a node cannot be read")
-                refusal = ("ValueError", f"The head cannot read what the node told it: {error}")
+                refusal = ("ValueError", f"The head cannot read the node's report: {error}")
         if refusal is not None or node is None:
             kind, text = refusal or ("", "")
             logger.warning("a node on %s (%s) was refused: %s", hello.host, hello.hostname, text)

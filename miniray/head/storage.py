@@ -406,4 +406,4 @@ def _call(then: Callable[[], object]) -> None:
     try:
         then()
     except Exception:
-        logger.exception("what was to follow a change of the head's state failed")
+        logger.exception("a callback after a write of the head's state failed")

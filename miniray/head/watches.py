@@ -57,7 +57,7 @@ class Watches:
             self._end(process_id)
             return
         if process_id not in self._known and len(self._known) >= _MOST_WATCHERS:
-            raise ValueError(f"{_MOST_WATCHERS} processes watch this cluster, and no more may.")
+            raise ValueError(f"{_MOST_WATCHERS} processes watch this cluster, which is the limit.")
         before = self._known.get(process_id, {})
         self._known[process_id] = {name: before.get(name) for name in listings if name != "actors"}
         if "actors" not in listings:

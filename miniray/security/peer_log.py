@@ -55,7 +55,7 @@ class PeerLog:
         if now - told < _EVERY:
             self._told[host] = (told, since + 1)
             return
-        more = f" ({since} more connections since this was last told)" if since else ""
+        more = f" ({since} more connections since the last such line)" if since else ""
         self._tell(f"{host} {what}{more}")
         self._told[host] = (now, 0)
         self._told.move_to_end(host)
@@ -88,7 +88,7 @@ class Arrivals:
         count, most = open_files()
         if count > _NEARLY_ALL * most:
             files = f"{count} of the {most} files that it may have open (`ulimit -n`)"
-            self._log.add("this process", f"has {files}: others may not get in")
+            self._log.add("this process", f"has {files}: new connections may fail")
         try:
             there = connected_to(self.port)
         except OSError:  # there is no descriptor left to look with

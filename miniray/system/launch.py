@@ -124,7 +124,7 @@ class StartingNode:
 
 
 class StartedNode:
-    """A node that this process has started."""
+    """The process of a node, and what it reported when it was ready."""
 
     def __init__(self, process: subprocess.Popen[bytes], result: BootResult) -> None:
         self.process = process

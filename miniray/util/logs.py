@@ -47,13 +47,13 @@ class Logs:
     ends: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     def add(self, node: str, found: dict[str, Any]) -> None:
-        """Add what a node has found."""
+        """Add the answer of a node (hex id; empty: this machine) to a search."""
         self.lines += [LogLineRead(*line)._replace(node_id=node) for line in found["lines"]]
         self.more = self.more or found["more"]
         if found.get("cut"):
             whose = f"node {node[:8]}" if node else "this machine"
             size = format_bytes(MOST_SEARCHED)
-            self.notes.append(f"Only the last {size} of the logs of {whose} were looked at.")
+            self.notes.append(f"Only the last {size} of the logs of {whose} were searched.")
         self.ends[node] = dict(found["ends"])
 
     def sorted(self, tail: int) -> Logs:

@@ -87,7 +87,7 @@ _ABSENT = {
     **dict.fromkeys(("api", "common"), "import from miniray.util.state itself what is public"),
     "StateApiClient": "call the functions of this module, with address=",
     "exception": "a cluster that does not answer raises ConnectionError",
-    "list_runtime_envs": "get_runtime_context().runtime_env tells that of a task or an actor",
+    "list_runtime_envs": "get_runtime_context().runtime_env has that of a task or an actor",
 }
 tell_imports(__name__, _ABSENT)
 

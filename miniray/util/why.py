@@ -206,7 +206,7 @@ class _View:
             return Link("ref", id, name, text, lambda: [self._call(id)])
         if owner_of(id) in self._by_id:
             return Link("ref", id, name, "has a value, or no call makes it any more")
-        text = f"belongs to process {owner_of(id).hex()}, which does not tell what makes it"
+        text = f"belongs to process {owner_of(id).hex()}, which reports no call that makes it"
         return Link("ref", id, name, text)
 
     def _call(self, id: bytes) -> Link:

@@ -71,7 +71,7 @@ class Requester(Protocol):
         """End what runs on a lease whose placement group was removed."""
 
     def describe(self, token: Any) -> RequestSummary:
-        """Describe a request."""
+        """Return what listings show of a request."""
 
 
 class GroupRequester(Protocol):
@@ -304,4 +304,4 @@ def _tell(request: Request, decision: Callable[..., None], *what: object) -> Non
     try:
         decision(request.token, request.number, *what)
     except Exception:
-        logger.exception("what was decided of request %d could not be done", request.number)
+        logger.exception("carrying out the decision on request %d failed", request.number)

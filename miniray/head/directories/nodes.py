@@ -185,14 +185,14 @@ class NodeDirectory:
         self._asked = now
         living = self._living.values()
         if late > every:
-            logger.warning("the head stood still for %.1f s", late)
+            logger.warning("the head did not run for %.1f s", late)
             for node in living:
                 node.heard = min(now, node.heard + late)
         silent = [node for node in living if now - node.heard > timeout]
         if len(silent) == len(living) and any(node.is_head_node for node in silent):
             logger.warning(
-                "the head heard nobody for %g s, not even the node on its own machine: it takes "
-                "that for a fault of its own, and gives no node up",
+                "no node was heard for %g s, not even the one on the head's machine: the head "
+                "takes that for a fault of its own, and declares no node lost",
                 timeout,
             )
             for node in living:

@@ -340,7 +340,7 @@ def sort_out(
             if not _take(trial, left[key])
         ]
         for group, bundle in gone:
-            logger.warning("others have the room of bundle %d of %s", bundle, group.hex())
+            logger.warning("other leases hold what bundle %d of %s had", bundle, group.hex())
             del left[group, bundle]
         if not used.intersection(gone):  # else their leases hold what others were to have
             return left, {n for n, held in running.items() if held.bundle and n not in inside}

@@ -82,7 +82,7 @@ def test_that_a_search_did_not_come_to_the_beginning_is_told(
     found.add("", read(tmp_path, LogQuery(grep="line 7$")))
     assert (found.lines, found.notes) == (
         [],
-        ["Only the last 512 MiB of the logs of this machine were looked at."],
+        ["Only the last 512 MiB of the logs of this machine were searched."],
     )
 
 

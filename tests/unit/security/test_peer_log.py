@@ -39,7 +39,7 @@ def test_an_address_is_told_once_a_minute_with_what_came_meanwhile(
     pass_time(61)
     log.add("10.0.0.1", "hung up")
     assert caplog.messages[2:] == [
-        "10.0.0.1 hung up (99 more connections since this was last told)"
+        "10.0.0.1 hung up (99 more connections since the last such line)"
     ]
 
 
