@@ -114,7 +114,7 @@ def test_checkpoints_are_kept_in_s3(client: str, tmp_path: Path) -> None:
         ]
         storage.commit(number, uploads, {"number": number})
     storage.upload(save(tmp_path / "incomplete", m="x"), "epoch=2")
-    storage.write_text(".manifests/epoch=3.json", '{"name": "epoch=3", "num')
+    storage.files.write(".manifests/epoch=3.json", '{"name": "epoch=3", "num')
     assert [record.name for record in storage.records()] == ["checkpoint_000000", "epoch=1"]
     assert storage.delete_incomplete() == 2
     assert storage.files.names() == {"run.json", ".manifests", "checkpoint_000000", "epoch=1"}

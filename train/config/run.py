@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.system import option_checks as check
 from miniray.train.config.checks import check_field, instance_of, refuses
 from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
-from miniray.train.storage.manifests import check_folder_name
+from miniray.train.storage.storage import check_folder_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from miniray.train.base.reports import Report, Step
     from miniray.train.controller.recorder import RunRecorder
     from miniray.train.controller.waits import BlockingWork
-    from miniray.train.storage.manifests import CheckpointRecord
+    from miniray.train.storage.storage import CheckpointRecord
     from miniray.train.worker.controller_client import CollectiveOutcome
 
 #: Seconds after which a rank counts as waiting for a key of another one.

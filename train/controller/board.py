@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from miniray.train.controller.recorder import RunRecorder
     from miniray.train.controller.run_spec import RunFacts, RunSpec
     from miniray.train.progress.feed import ProgressFeed
-    from miniray.train.storage.manifests import CheckpointRecord
+    from miniray.train.storage.storage import CheckpointRecord
 
 #: Runs that the list of a cluster has; older ones are in their folders only.
 MAX_RUNS = 1000

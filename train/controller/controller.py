@@ -198,7 +198,7 @@ class TrainController:
             self._began = True
             self._run_board.write(self._state, self._message)
             configuration = json.dumps(dict(self._spec.configuration), indent=1)
-            storage.write_text("config.json", configuration)
+            storage.files.write("config.json", configuration)
         except StorageUnusableError:
             raise
         except Exception as error:  # clients of stores raise what they like
@@ -286,7 +286,7 @@ class TrainController:
         if limit is not None:
             assert self._group is not None
             look = self._group.stacks
-            await watch_for_hang(attempt, limit, look, storage.path, storage.write_text)
+            await watch_for_hang(attempt, limit, look, storage.path, storage.files.write)
 
     async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:
         assert self._attempt is not None

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from miniray.train.callbacks import CallbackRunner
     from miniray.train.config import CheckpointConfig
     from miniray.train.storage.checkpoint import Checkpoint
-    from miniray.train.storage.manifests import CheckpointRecord
-    from miniray.train.storage.storage import RunStorage
+    from miniray.train.storage.storage import CheckpointRecord, RunStorage
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from miniray.train.base.failures import WorkerFailure
     from miniray.train.base.states import ScalingDecision
     from miniray.train.config import FailureConfig, RunConfig, ScalingConfig
-    from miniray.train.storage.manifests import CheckpointRecord
-    from miniray.train.storage.storage import RunStorage
+    from miniray.train.storage.storage import CheckpointRecord, RunStorage
     from miniray.train.worker.backend import Backend
 
 

@@ -172,7 +172,7 @@ def _of_folder(
             attempt["logs"] = ""
     page["kept"] = [shown_checkpoint(each) for each in storage.records()]
     try:
-        page["config"] = json.loads(storage.read_text("config.json") or "{}")
+        page["config"] = json.loads(storage.files.read("config.json") or "{}")
     except ValueError:
         page["config"] = {}
     return page

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from miniray.train.storage.checkpoint import Checkpoint
-    from miniray.train.storage.manifests import CheckpointRecord
+    from miniray.train.storage.storage import CheckpointRecord
 
 logger = logging.getLogger(__name__)
 
@@ -207,8 +207,8 @@ class Result:
 def _checkpoint_config(storage: RunStorage) -> CheckpointConfig:
     """Return by which rule a run keeps checkpoints; the default if that can't be read."""
     try:
-        given = json.loads(storage.read_text("config.json"))["run_config"]["checkpoint_config"]
-        return CheckpointConfig(**given)
+        given = json.loads(storage.files.read("config.json") or "")
+        return CheckpointConfig(**given["run_config"]["checkpoint_config"])
     except (ValueError, TypeError, KeyError):
         logger.debug("%s tells no rule for checkpoints.", storage.path, exc_info=True)
         return CheckpointConfig()

@@ -1,7 +1,9 @@
 """``Checkpoint``: the name of a folder of files on some filesystem; and how it is reported.
 
-It holds a path and a filesystem, no data; which checkpoints a run has and
-keeps is decided elsewhere. Names and values of options are those of Ray Train.
+It holds a path and a filesystem, no data; which checkpoints a run has and keeps is decided
+elsewhere. Names and values of options are those of Ray Train. A remote one is fetched once for all
+processes of a machine that read it at the same time, and the last reader deletes the copy; how that
+is locked is in ``runtime_env/cache.py``.
 """
 
 from __future__ import annotations
@@ -9,19 +11,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import hashlib
 import json
+import logging
+import os
+import pickle
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.storage.filesystem import download, is_local, resolve, same, shown
-from miniray.train.storage.shared_copies import shared_copy
-from miniray.train.storage.store import Store
+from miniray.runtime_env.cache import folder_in_use
+from miniray.train.storage.filesystem import (
+    Store,
+    download,
+    in_memory,
+    is_local,
+    resolve,
+    same,
+    shown,
+)
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping
+
+logger = logging.getLogger(__name__)
+
 
 #: Where ``set_metadata`` keeps its dictionary, in the checkpoint's folder.
 METADATA_FILE = ".metadata.json"
@@ -225,3 +241,59 @@ def member(kind: type[enum.Enum], argument: str, value: Any) -> Any:
         allowed = ", ".join(f"{kind.__name__}.{each.name}" for each in kind)
         raise ValueError(f"{argument}={value!r}) is not known. Use one of {allowed}.")
     return value
+
+
+#: By which stores tell one content of a file from another.
+_VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated")
+
+
+@contextlib.contextmanager
+def shared_copy(filesystem: Any, path: str) -> Iterator[str]:
+    """Yield a local folder with the files, which processes of this machine share."""
+    key = _key_of(filesystem, path)
+    folder = _folder_of_copies() if key is not None else None
+    if key is None or folder is None:
+        with tempfile.TemporaryDirectory(prefix="miniray_checkpoint_") as own:
+            download(filesystem, path, Path(own))
+            yield own
+        return
+    with folder_in_use(folder, key, lambda target: download(filesystem, path, target)) as copy:
+        yield str(copy)
+
+
+def _key_of(filesystem: Any, path: str) -> str | None:
+    """Return what copies of the same content have in common; None if it is not known."""
+    if in_memory(filesystem):
+        return None
+    try:
+        store = pickle.dumps(filesystem)
+    except Exception:  # whatever a user's class raises
+        logger.debug("%r is not shared between processes.", filesystem, exc_info=True)
+        return None
+    filesystem.invalidate_cache(path)
+    found = filesystem.find(path, detail=True)
+    files = [
+        (name, info["size"], *(str(info.get(version)) for version in _VERSIONS))
+        for name, info in sorted(found.items())
+    ]
+    return hashlib.sha256(store + repr((path, files)).encode()).hexdigest()[:24]
+
+
+def _folder_of_copies() -> Path | None:
+    """Return the folder that holds the copies of this user; None if there can be none."""
+    folder = Path(tempfile.gettempdir(), f"miniray_checkpoints_{os.getuid()}")
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        logger.warning("Checkpoints are fetched by each process for itself: %s", error)
+        return None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        logger.warning(
+            "Checkpoints are fetched by each process for itself: %s is not a folder of this user "
+            "alone",
+            folder,
+        )
+        return None
+    return folder

@@ -1,14 +1,26 @@
-"""Finds the fsspec filesystem of a path, URL or pyarrow filesystem, and shows it to users.
+"""Filesystems that users give, and the files of a folder on any of them.
 
-The only place that knows which kinds of filesystem a user may give.
+The only place that knows which kinds of filesystem a user may give: one of fsspec or pyarrow, or
+that of a path or URL.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import re
+import secrets
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+logger = logging.getLogger(__name__)
+
 
 #: Schemes whose URLs may have options: fsspec has none for them, and takes them for a path.
 _WITH_OPTIONS = frozenset({"s3", "gs", "gcs", "hdfs", "abfs", "abfss"})
@@ -178,3 +190,207 @@ def download(filesystem: Any, folder: str, target: Path) -> None:
     remote = [f"{folder.rstrip('/')}/{file}" for file in files]
     if files:
         filesystem.get(remote, [str(path) for path in local])
+
+
+_PART = re.compile(r"\..+\.part-[0-9a-f]{16}")
+#: fsspec takes paths with these for patterns when it deletes.
+_MAGIC = re.compile(r"[*?\[]")
+
+
+class Store:
+    """The files below a folder. Paths are relative to it. Picklable."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self.filesystem = filesystem
+        self.path = path
+        self.is_local = is_local(filesystem)
+
+    def at(self, name: str) -> str:
+        """Return the path on the filesystem of what is named relative to the folder."""
+        return f"{self.path}/{name}" if name else self.path
+
+    def write(self, name: str, text: str) -> None:
+        """Write a small file in place of an older one."""
+        path, content = self.at(name), _encoded(text)
+        if self.is_local:
+            _replace(Path(path), lambda part: part.write_bytes(content))
+        else:
+            self._with_parents([path], lambda: self.filesystem.pipe_file(path, content))
+
+    def read(self, name: str) -> str | None:
+        """Return a file's text; None if there is none. Bytes that are no UTF-8 are replaced."""
+        try:
+            content = bytes(self.filesystem.cat_file(self.at(name)))
+        except FileNotFoundError:
+            return None
+        return content.decode(errors="replace")
+
+    def lines(self, name: str) -> Iterator[str]:
+        """Yield the lines of a file, one after the other; none if there is no file."""
+        path = self.at(name)
+        try:
+            with Path(path).open("rb") if self.is_local else self.filesystem.open(path) as file:
+                for line in file:
+                    yield line.decode(errors="replace")
+        except FileNotFoundError:
+            return
+
+    def append(self, name: str, text: str) -> bool:
+        """Append lines to a file; False if this filesystem can't do that cheaply.
+
+        What is appended begins a line, also if an earlier append was cut off in one.
+        """
+        if not self.is_local:
+            return False
+        path = Path(self.at(name))
+        with _naming(path), path.open("a+b") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    text = f"\n{text}"
+            file.write(_encoded(text))
+        return True
+
+    def exists(self, name: str) -> bool:
+        self.filesystem.invalidate_cache(self.at(name).rpartition("/")[0])
+        return bool(self.filesystem.exists(self.at(name)))
+
+    def names(self, folder: str = "") -> set[str]:
+        """Return names of the files and folders that are directly in a folder."""
+        path = self.at(folder)
+        self.filesystem.invalidate_cache(path)
+        try:
+            entries = self.filesystem.ls(path, detail=False)
+        except FileNotFoundError:
+            return set()
+        own = path.strip("/")  # object stores may list the folder itself
+        return {
+            str(entry).rstrip("/").rpartition("/")[2]
+            for entry in entries
+            if str(entry).strip("/") != own
+        }
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if there is one."""
+        try:
+            self.filesystem.rm_file(self.at(name))
+        except FileNotFoundError:
+            logger.debug("%s is gone already.", self.at(name))
+
+    def clear_parts(self, folder: str = "") -> None:
+        """Delete what writes of small files into a folder left that were cut off."""
+        for name in self.names(folder):
+            if _PART.fullmatch(name):
+                self.delete(f"{folder}/{name}" if folder else name)
+
+    def put(self, source: str | os.PathLike[str], files: Iterable[str], folder: str) -> None:
+        """Copy files of a local folder into a folder here; of equal names the last one stays."""
+        target = self.at(folder)
+        files = sorted(files)
+        if self.is_local:
+            Path(target).mkdir(parents=True, exist_ok=True)
+            if Path(source).samefile(target):
+                return
+            for file in files:
+                _copy(Path(source, file), Path(target, file))
+        elif not files:
+            self.filesystem.makedirs(target, exist_ok=True)
+        else:
+            local = [os.path.join(source, file) for file in files]  # noqa: PTH118 - fsspec wants text
+            remote = [f"{target}/{file}" for file in files]
+            self._with_parents(remote, lambda: self.filesystem.put(local, remote))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the size of each file of a folder and its folders, by its path there."""
+        try:
+            return files_below(self.filesystem, self.at(folder))
+        except FileNotFoundError:
+            return {}
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder with all that is in it, if there is one."""
+        path = self.at(folder)
+        self.filesystem.invalidate_cache(path)
+        try:
+            if not self.is_local and _MAGIC.search(path):
+                for file in self.sizes(folder):
+                    self.delete(f"{folder}/{file}")
+            if self.is_local or not _MAGIC.search(path):
+                self.filesystem.rm(path, recursive=True)
+        except FileNotFoundError:
+            logger.debug("%s is gone already.", path)
+
+    def _with_parents(self, paths: Iterable[str], write: Callable[[], Any]) -> None:
+        """Write; where the filesystem wants folders to be made first, make them and write again."""
+        try:
+            write()
+        except FileNotFoundError:
+            for parent in sorted({path.rpartition("/")[0] for path in paths}):
+                self.filesystem.makedirs(parent, exist_ok=True)
+            write()
+
+
+def list_files(folder: str | os.PathLike[str]) -> dict[str, int]:
+    """Return the size of every file below a local folder, by its path there."""
+    root = Path(folder)
+    files: dict[str, int] = {}
+    for parent, _, names in os.walk(root, followlinks=True):
+        for name in names:
+            file = Path(parent, name)
+            files[file.relative_to(root).as_posix()] = file.stat().st_size
+    return files
+
+
+def merge(sizes: Iterable[Mapping[str, int]]) -> tuple[dict[str, int], set[str]]:
+    """Return all files of folders that were copied into one, and those of unclear size."""
+    merged: dict[str, int] = {}
+    unclear = set()
+    for each in sizes:
+        for file, size in each.items():
+            if merged.setdefault(file, size) != size:
+                unclear.add(file)
+    return merged, unclear
+
+
+def _encoded(text: str) -> bytes:
+    """Return text as UTF-8; what UTF-8 can't hold, as in some names of files, is escaped."""
+    return text.encode(errors="backslashreplace")
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _replace(target, lambda part: shutil.copyfile(source, part))
+
+
+def _replace(target: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file beside its target, then give it the target's name.
+
+    The name in between is random: on shared storage, pids of several machines would collide.
+    """
+    part = target.with_name(f".{target.name}.part-{secrets.token_hex(8)}")
+    try:
+        with _naming(part):
+            try:
+                write(part)
+            except FileNotFoundError:
+                # The folder may be there by now: another thread or rank makes it too.
+                part.parent.mkdir(parents=True, exist_ok=True)
+                write(part)
+            part.replace(target)
+    except BaseException:
+        try:
+            part.unlink(missing_ok=True)
+        except OSError:  # what keeps it from being written may keep it from being deleted
+            logger.debug("%s can't be deleted.", part, exc_info=True)
+        raise
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an error say which file it is about: one of writing, such as of a full disk, does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise

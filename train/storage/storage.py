@@ -1,14 +1,17 @@
 """The folder of a run: checkpoints, their manifests, and facts about the run.
 
-A checkpoint is complete when its manifest exists, whole. Manifests lie beside the
-checkpoints and are written last. Which checkpoints are kept is not decided here.
+A checkpoint is complete when its manifest exists, whole: one that was cut off anywhere is none, as
+the beginning of a JSON object is not JSON. Manifests lie beside the checkpoints and are written
+last. Which checkpoints are kept is not decided here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from pathlib import Path, PurePosixPath
@@ -16,22 +19,113 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import RunTakenOverError, StorageUnusableError
 from miniray.train.base.reports import Upload
-from miniray.train.storage import manifests
 from miniray.train.storage.checkpoint import METADATA_FILE, Checkpoint
-from miniray.train.storage.filesystem import protocols, resolve, shown
-from miniray.train.storage.manifests import CheckpointRecord, check_folder_name
-from miniray.train.storage.store import Store, list_files, merge
+from miniray.train.storage.filesystem import Store, list_files, merge, protocols, resolve, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
+
 _RUN_FILE = "run.json"
 _PROBE = ".probe-"
 
 #: What is wrong with the storage where a probe is not found.
 NOT_SHARED = "not shared"
+
+#: Folder of the manifests and marks in the run's folder.
+_MANIFESTS = ".manifests"
+
+_DEFAULT_NAME = re.compile(r"checkpoint_(?P<number>\d{6,})")
+_MANIFEST, _PENDING = ".json", ".pending"
+
+
+def check_folder_name(argument: str, name: str) -> None:
+    """Raise ValueError if this can't be the name of one folder."""
+    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name.startswith("."):
+        raise ValueError(
+            f"{argument}={name!r}) must be the name of one folder: not empty, "
+            f"without a slash, not beginning with a dot."
+        )
+
+
+def default_checkpoint_name(number: int) -> str:
+    """Return the name of a checkpoint's folder when the train loop gives none."""
+    return f"checkpoint_{number:06d}"
+
+
+def _number_of(name: str) -> int | None:
+    """Return the number in a default name; None for other names."""
+    match = _DEFAULT_NAME.fullmatch(name)
+    return int(match["number"]) if match else None
+
+
+def _manifest_path(name: str) -> str:
+    """Return where the manifest of a checkpoint lies; it exists once the checkpoint is complete."""
+    return f"{_MANIFESTS}/{name}{_MANIFEST}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointRecord:
+    """A complete checkpoint, as its manifest tells of it.
+
+    Attributes:
+        name: Name of its folder in the run's folder.
+        number: Its place in the order of the run's reports.
+        metrics: What rank 0 reported with it.
+        size: Bytes of all its files.
+        seconds: From the begin of its first upload until it was complete.
+        time: When it was complete, in seconds since the epoch.
+        files: Size in bytes of each file, by its path in the folder; only in the manifest.
+    """
+
+    name: str
+    number: int
+    metrics: Mapping[str, Any]
+    size: int = 0
+    seconds: float = 0.0
+    time: int = 0
+    files: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def without_files(self) -> CheckpointRecord:
+        return dataclasses.replace(self, files={})
+
+    def text(self) -> str:
+        """Return the manifest as it is stored; metrics that are not JSON become text."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+    def missing(self, found: Mapping[str, int]) -> list[str]:
+        """Return files that are not there, or have another size than they should.
+
+        The user's metadata may have changed since.
+        """
+        return sorted(
+            file
+            for file, size in self.files.items()
+            if found.get(file) != size and file != METADATA_FILE
+        )
+
+
+_FIELDS = {field.name for field in dataclasses.fields(CheckpointRecord)}
+
+
+def _parse(text: str) -> CheckpointRecord | None:
+    """Return what the manifest in a file tells; None if it is no whole one."""
+    try:
+        facts = json.loads(text)
+        # What a later version has added is left out.
+        manifest = CheckpointRecord(**{name: facts[name] for name in _FIELDS & facts.keys()})
+    except (ValueError, TypeError, AttributeError):
+        return None
+    whole = (
+        "files" in facts
+        and isinstance(manifest.name, str)
+        and isinstance(manifest.number, int)
+        and isinstance(manifest.files, dict)
+        and isinstance(manifest.metrics, dict)
+    )
+    return manifest if whole else None
 
 
 class RunStorage:
@@ -122,24 +216,16 @@ class RunStorage:
 
     def refuse_strangers(self) -> None:
         """Raise StorageUnusableError if a folder that is no run's has what a run would delete."""
-        if self.exists() or self.files.names(manifests.FOLDER):
+        if self.exists() or self.files.names(_MANIFESTS):
             return
         names = self.files.names()
-        if strangers := sorted(each for each in names if manifests.number_of(each) is not None):
+        if strangers := sorted(each for each in names if _number_of(each) is not None):
             raise StorageUnusableError(
                 f"The folder {self.path} is not that of a run of miniray, and has "
                 f"{strangers[0]!r}, which a run would take for an incomplete checkpoint of its own "
                 f"and delete. Give the run another name with RunConfig(name=...); to begin from "
                 f"those files, pass their path in train_loop_config."
             )
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a file of the run's folder in place of an older one."""
-        self.files.write(name, text)
-
-    def read_text(self, name: str) -> str:
-        """Return a file of the run's folder; empty if there is none."""
-        return self.files.read(name) or ""
 
     def owned_by(self, token: str) -> bool:
         """Return whether the run is that of the driver whose token this is, and of no later one.
@@ -235,7 +321,7 @@ class RunStorage:
             )
         self._mark(name)
         if manifest is not None:
-            self.files.delete(manifests.manifest_path(name))  # what it tells of has been lost
+            self.files.delete(_manifest_path(name))  # what it tells of has been lost
 
     def commit(
         self,
@@ -259,14 +345,14 @@ class RunStorage:
         size = sum(files.values())
         now = int(time.time())
         record = CheckpointRecord(name, number, dict(metrics), size, seconds, now, files)
-        self.files.write(manifests.manifest_path(name), record.text())
+        self.files.write(_manifest_path(name), record.text())
         self._unmark(name)
         return record.without_files()
 
     def revoke(self, name: str) -> None:
         """Make a checkpoint incomplete and leave its files; ``delete_incomplete`` deletes them."""
         self._mark(name)
-        self.files.delete(manifests.manifest_path(name))
+        self.files.delete(_manifest_path(name))
 
     def delete(self, name: str) -> None:
         """Delete a checkpoint: first its manifest, so that it never looks complete.
@@ -279,8 +365,7 @@ class RunStorage:
 
     def committed(self) -> set[str]:
         """Return names of checkpoints with a manifest, also if files of theirs were lost."""
-        with_manifest, _ = manifests.named(self.files.names(manifests.FOLDER))
-        return with_manifest
+        return self._named(_MANIFEST)
 
     def records(self) -> list[CheckpointRecord]:
         """Return the run's checkpoints, oldest first.
@@ -302,11 +387,11 @@ class RunStorage:
     def delete_incomplete(self) -> int:
         """Delete checkpoints and files that are incomplete; return the first number free."""
         self.files.clear_parts()
-        self.files.clear_parts(manifests.FOLDER)
+        self.files.clear_parts(_MANIFESTS)
         names = self.files.names()
-        with_manifest, marked = manifests.named(self.files.names(manifests.FOLDER))
+        with_manifest, marked = self.committed(), self._named(_PENDING)
         complete = {name for name in with_manifest if self._manifest(name) is not None}
-        by_name = {name for name in names if manifests.number_of(name) is not None}
+        by_name = {name for name in names if _number_of(name) is not None}
         for name in sorted((by_name | marked | with_manifest) - complete):
             self.delete(name)
         for name in marked & complete:
@@ -314,19 +399,29 @@ class RunStorage:
         for name in names:
             if name.startswith(_PROBE):
                 self.files.delete(name)
-        numbers = [manifests.number_of(name) or 0 for name in by_name]
+        numbers = [_number_of(name) or 0 for name in by_name]
         numbers += [record.number for record in self.records()]
         return max(numbers, default=-1) + 1
 
     def _manifest(self, name: str) -> CheckpointRecord | None:
-        text = self.files.read(manifests.manifest_path(name))
-        manifest = None if text is None else manifests.parse(text)
+        text = self.files.read(_manifest_path(name))
+        manifest = None if text is None else _parse(text)
         return manifest if manifest is not None and manifest.name == name else None
 
+    def _named(self, kind: str) -> set[str]:
+        """Return the checkpoints that have a manifest, or a mark."""
+        names = self.files.names(_MANIFESTS)
+        return {name.removesuffix(kind) for name in names if name.endswith(kind)}
+
     def _mark(self, name: str) -> None:
-        if manifests.number_of(name) is None:
-            self.files.write(manifests.pending_path(name), "")
+        """Mark a checkpoint that is being written or deleted.
+
+        The mark tells it from other folders that a user puts beside it. Default names tell that by
+        themselves and have no mark.
+        """
+        if _number_of(name) is None:
+            self.files.write(f"{_MANIFESTS}/{name}{_PENDING}", "")
 
     def _unmark(self, name: str) -> None:
-        if manifests.number_of(name) is None:
-            self.files.delete(manifests.pending_path(name))
+        if _number_of(name) is None:
+            self.files.delete(f"{_MANIFESTS}/{name}{_PENDING}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from miniray.train.base.exceptions import CollectiveError
     from miniray.train.base.failures import WorkerFailure
     from miniray.train.base.reports import Report
-    from miniray.train.storage.manifests import CheckpointRecord
+    from miniray.train.storage.storage import CheckpointRecord
 
     T = TypeVar("T")
     #: Waits for the result of a call; raises if the controller is gone.

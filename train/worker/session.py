@@ -26,7 +26,7 @@ from miniray.train.base.ranks import listed
 from miniray.train.base.reports import Report, plain_metrics
 from miniray.train.storage.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from miniray.train.storage.filesystem import is_local, protocols
-from miniray.train.storage.manifests import check_folder_name, default_checkpoint_name
+from miniray.train.storage.storage import check_folder_name, default_checkpoint_name
 from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.uploads import BackgroundUploads
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from miniray.train import CheckpointConfig
 from miniray.train.controller.recorder import CheckpointBook, lookup
-from miniray.train.storage.manifests import CheckpointRecord
+from miniray.train.storage.storage import CheckpointRecord
 
 
 def record(number, **metrics):

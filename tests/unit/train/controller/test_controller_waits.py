@@ -16,6 +16,7 @@ from miniray.train.base.exceptions import (
 from miniray.train.base.ranks import WorkerInfo
 from miniray.train.base.states import RunState
 from miniray.train.progress.feed import ProgressFeed, Seen
+from miniray.train.storage.filesystem import Store
 from miniray.train.storage.storage import RunStorage
 
 
@@ -73,11 +74,13 @@ def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, mon
     def fail(self, name, text):
         if name.startswith("stacks"):
             raise OSError("disk full")
+        write(self, name, text)
 
     async def loop(rank):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(RunStorage, "write_text", fail)
+    write = Store.write
+    monkeypatch.setattr(Store, "write", fail)
     outcome = run(start(hang_timeout=0.05), loop)
     assert outcome.state is RunState.ERRORED
     assert "could not be written" in outcome.message
@@ -124,7 +127,7 @@ def test_a_checkpoint_that_becomes_complete_in_time_is_not_told_of(start, monkey
     assert not any("is not complete" in note for note in notes)
 
 
-@pytest.mark.parametrize("what", ["commit", "write_text"])
+@pytest.mark.parametrize("what", ["commit", "write_run_facts"])
 def test_the_user_is_told_that_a_run_waits_for_its_storage(start, monkeypatch, what):
     store = getattr(RunStorage, what)
     told = threading.Event()

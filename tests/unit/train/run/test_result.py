@@ -8,9 +8,8 @@ import pytest
 from miniray.train import Checkpoint, Result
 from miniray.train.progress.feed import Row
 from miniray.train.progress.meter import format_row
-from miniray.train.storage.manifests import default_checkpoint_name
 from miniray.train.storage.metrics_log import MetricsLog, read_rows
-from miniray.train.storage.storage import RunStorage
+from miniray.train.storage.storage import RunStorage, default_checkpoint_name
 
 
 @pytest.fixture
@@ -154,10 +153,10 @@ def test_metrics_reach_a_filesystem_that_can_not_append(tmp_path):
         assert [row["number"] for row in read_rows(storage)] == list(range(number + 1))
         if number < 2:
             log.close()
-    assert storage.read_text("metrics.csv") == "number,loss\n0,0\n1,1\n"
+    assert storage.files.read("metrics.csv") == "number,loss\n0,0\n1,1\n"
     log.close()
     assert storage.files.names(".metrics") == set()
-    assert len(storage.read_text("metrics.jsonl").splitlines()) == 3
+    assert len((storage.files.read("metrics.jsonl") or "").splitlines()) == 3
 
 
 def test_rows_are_not_written_again_with_each_row(tmp_path):

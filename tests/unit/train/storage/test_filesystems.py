@@ -10,9 +10,8 @@ import fsspec
 import pytest
 
 from miniray.train import Checkpoint, DataParallelTrainer, Result, RunConfig
-from miniray.train.storage.filesystem import refuse_memory, resolve
+from miniray.train.storage.filesystem import Store, refuse_memory, resolve
 from miniray.train.storage.storage import RunStorage
-from miniray.train.storage.store import Store
 
 pyarrow_fs = pytest.importorskip("pyarrow.fs")
 

@@ -13,7 +13,7 @@ import pytest
 from checkpoint_store import store_of_two
 
 from miniray.train import Checkpoint
-from miniray.train.storage import shared_copies
+from miniray.train.storage import checkpoint as checkpoint_module
 from miniray.train.storage.filesystem import download
 
 
@@ -39,7 +39,7 @@ class Fetches:
         self.begun = threading.Event()
         self.go = threading.Event()
         self.error = None
-        monkeypatch.setattr(shared_copies, "download", self)
+        monkeypatch.setattr(checkpoint_module, "download", self)
 
     def __call__(self, filesystem, path, target):
         self.count += 1

@@ -8,9 +8,8 @@ import fsspec
 import pytest
 
 from miniray.train import Checkpoint
-from miniray.train.storage.manifests import default_checkpoint_name
-from miniray.train.storage.storage import RunStorage
-from miniray.train.storage.store import list_files
+from miniray.train.storage.filesystem import list_files
+from miniray.train.storage.storage import RunStorage, default_checkpoint_name
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -28,8 +28,7 @@ from miniray.train import (
 from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
 from miniray.train.base.ranks import Ranks
 from miniray.train.base.reports import Report, plain_metrics
-from miniray.train.storage.manifests import CheckpointRecord
-from miniray.train.storage.storage import RunStorage
+from miniray.train.storage.storage import CheckpointRecord, RunStorage
 from miniray.train.worker import context
 from miniray.train.worker.backend import Backend
 from miniray.train.worker.controller_client import CollectiveOutcome
