@@ -104,7 +104,7 @@ def test_what_a_killed_process_has_left_is_not_used_and_deleted_by_the_next_one(
 def test_a_process_that_ends_does_not_wait_for_uploads():
     program = """
 import threading
-from miniray.train.worker.uploads import BackgroundUploads
+from miniray.train.worker.session import BackgroundUploads
 begun = threading.Event()
 BackgroundUploads().submit(lambda: (begun.set(), threading.Event().wait()))
 begun.wait()

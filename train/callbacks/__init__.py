@@ -11,8 +11,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.exceptions import CallbackError
-from miniray.train.callbacks.files import CSVCallback, JSONCallback
-from miniray.train.callbacks.trackers import MLflowCallback, TensorBoardCallback
+from miniray.train.callbacks.ready import (
+    CSVCallback,
+    JSONCallback,
+    MLflowCallback,
+    TensorBoardCallback,
+)
 from miniray.train.config.run import Callback, ProgressCallback, RunContext, UserCallback
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ follows from the values is decided elsewhere.
 from __future__ import annotations
 
 from miniray.train.config.checks import instance_of
-from miniray.train.config.rules import CheckpointConfig, FailureConfig, LoggingConfig
-from miniray.train.config.run import RunConfig
+from miniray.train.config.run import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig
 from miniray.train.config.scaling import ScalingConfig
 
 __all__ = [

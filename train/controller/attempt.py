@@ -12,8 +12,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.train.base.exceptions import AttemptOverError, WorkerHungError
-from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.exceptions import AttemptOverError, WorkerFailure, WorkerHungError
 from miniray.train.base.ranks import listed
 from miniray.train.base.reports import ReportBoard, ReportMismatchError
 from miniray.train.controller.rendezvous import NOTE_AFTER, GroupKeys, Rendezvous

@@ -18,10 +18,12 @@ from miniray.exceptions import MinirayError, TaskError
 from miniray.train.base.exceptions import (
     AttemptOverError,
     CallbackError,
+    GroupStartError,
     StorageUnusableError,
     TrainingFailedError,
+    WorkerFailure,
+    describe,
 )
-from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.base.states import RunState, check_transition
 from miniray.train.callbacks import CallbackRunner
 from miniray.train.controller.attempt import Attempt, watch_for_hang

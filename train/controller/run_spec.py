@@ -21,7 +21,7 @@ from miniray.train.callbacks import RunContext
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.train.base.failures import WorkerFailure
+    from miniray.train.base.exceptions import WorkerFailure
     from miniray.train.base.states import ScalingDecision
     from miniray.train.config import FailureConfig, RunConfig, ScalingConfig
     from miniray.train.storage.storage import CheckpointRecord, RunStorage

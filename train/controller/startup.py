@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train.base.exceptions import (
+    GroupStartError,
     PlacementTimeoutError,
     StorageNotSharedError,
     StorageUnusableError,
+    WorkerFailure,
 )
-from miniray.train.base.failures import GroupStartError, WorkerFailure
 from miniray.train.base.ranks import listed
 from miniray.train.controller.waits import end
 from miniray.train.storage.storage import NOT_SHARED

@@ -16,7 +16,7 @@ from miniray import api
 from miniray.common.runtime import current_runtime
 from miniray.decorator import remote
 from miniray.exceptions import ActorError, MinirayError
-from miniray.train.base.failures import GroupStartError, WorkerFailure
+from miniray.train.base.exceptions import GroupStartError, WorkerFailure
 from miniray.train.base.ranks import (
     assign_ranks,
     shared_devices,

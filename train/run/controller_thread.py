@@ -15,8 +15,7 @@ import threading
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, cast
 
-from miniray.train.base.exceptions import ControllerLostError
-from miniray.train.base.failures import GroupStartError, WorkerFailure
+from miniray.train.base.exceptions import ControllerLostError, GroupStartError, WorkerFailure
 from miniray.train.base.ranks import listed
 from miniray.train.base.states import RunState
 from miniray.train.controller.controller import TrainController

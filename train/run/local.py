@@ -13,10 +13,14 @@ import functools
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.base.exceptions import ControllerLostError, StorageNotSharedError
-from miniray.train.base.failures import WorkerFailure, describe
+from miniray.train.base.exceptions import (
+    ControllerLostError,
+    StorageNotSharedError,
+    WorkerFailure,
+    describe,
+)
 from miniray.train.base.states import RunState, ScalingDecision
-from miniray.train.config.rules import FailureConfig
+from miniray.train.config.run import FailureConfig
 from miniray.train.controller.run_spec import RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
 from miniray.train.storage.filesystem import refuse_memory

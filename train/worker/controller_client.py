@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.common.object_ref import ObjectRef
-    from miniray.train.base.exceptions import CollectiveError
-    from miniray.train.base.failures import WorkerFailure
+    from miniray.train.base.exceptions import CollectiveError, WorkerFailure
     from miniray.train.base.reports import Report
     from miniray.train.storage.storage import CheckpointRecord
 

@@ -19,8 +19,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from miniray.security.challenge import answer_blocking, demand_blocking
-from miniray.train.base.exceptions import ControllerLostError
-from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.exceptions import ControllerLostError, WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

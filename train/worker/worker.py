@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from miniray.common.names import RANK_VARIABLE
 from miniray.common.runtime import current_runtime, runtime_or_none
 from miniray.runtime_context import get_runtime_context
-from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.exceptions import WorkerFailure
 from miniray.train.base.ranks import WorkerInfo
 from miniray.train.data.shards import Datasets, Shards, set_shards
 from miniray.train.worker import context

@@ -19,7 +19,7 @@ from miniray.train import (
     TrainingFailedError,
     WorkerGroupError,
 )
-from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.exceptions import WorkerFailure
 from miniray.train.base.states import RunState, check_transition
 from miniray.train.controller.run_spec import RunOutcome, make_error
 from miniray.train.controller.worker_group import worker_options

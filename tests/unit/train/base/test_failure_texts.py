@@ -7,8 +7,7 @@ import threading
 
 from miniray.common.exception_transport import add_note
 from miniray.exceptions import TaskError
-from miniray.train.base.exceptions import TrainingFailedError
-from miniray.train.base.failures import MOST_TOLD, WorkerFailure, describe
+from miniray.train.base.exceptions import MOST_TOLD, TrainingFailedError, WorkerFailure, describe
 from miniray.train.base.ranks import listed
 
 

@@ -23,7 +23,7 @@ from miniray.train import (
 )
 from miniray.train.base.states import RunState
 from miniray.train.callbacks import CallbackRunner, RunContext
-from miniray.train.callbacks.files import CsvFile, JsonLinesFile
+from miniray.train.callbacks.ready import CsvFile, JsonLinesFile
 from miniray.train.storage.filesystem import resolve
 
 

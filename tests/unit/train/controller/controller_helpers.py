@@ -6,7 +6,7 @@ import asyncio
 import pickle
 
 from miniray.exceptions import ActorDiedError
-from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.exceptions import WorkerFailure
 from miniray.train.base.reports import Report, Upload
 from miniray.train.storage.storage import default_checkpoint_name
 from miniray.train.worker.worker import WorkerOutcome

@@ -10,8 +10,7 @@ from controller_helpers import run
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Checkpoint
-from miniray.train.base.exceptions import AttemptOverError
-from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.exceptions import AttemptOverError, WorkerFailure
 from miniray.train.base.reports import Report
 from miniray.train.base.states import RunState
 from miniray.train.progress.feed import Seen

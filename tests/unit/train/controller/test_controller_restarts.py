@@ -10,8 +10,12 @@ from controller_helpers import FakeGroup, return_at_once, run
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Callback
-from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
-from miniray.train.base.failures import GroupStartError, WorkerFailure
+from miniray.train.base.exceptions import (
+    AttemptOverError,
+    GroupStartError,
+    RunTakenOverError,
+    WorkerFailure,
+)
 from miniray.train.base.states import RunState
 from miniray.train.storage.metrics_log import read_rows
 from miniray.train.storage.storage import RunStorage

@@ -9,7 +9,7 @@ import pytest
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Backend, RunConfig, ScalingConfig
-from miniray.train.base.failures import GroupStartError
+from miniray.train.base.exceptions import GroupStartError
 from miniray.train.base.ranks import WorkerInfo
 from miniray.train.controller import worker_group
 from miniray.train.controller.worker_group import WorkerGroup, gather_workers
