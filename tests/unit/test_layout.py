@@ -50,7 +50,6 @@ LAYERS = """
     miniray.train.config
     miniray.train.data
     miniray.train.callbacks
-    miniray.train.progress
     miniray.train.worker miniray.train.collective
     miniray.train.controller
     miniray.train.run

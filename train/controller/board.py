@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from miniray.train.base.ranks import WorkerInfo
     from miniray.train.base.states import RunState
     from miniray.train.controller.attempt import Attempt
+    from miniray.train.controller.feed import ProgressFeed
     from miniray.train.controller.recorder import RunRecorder
     from miniray.train.controller.run_spec import RunFacts, RunSpec
-    from miniray.train.progress.feed import ProgressFeed
     from miniray.train.storage.storage import CheckpointRecord
 
 #: Runs that the list of a cluster has; older ones are in their folders only.

@@ -28,13 +28,13 @@ from miniray.train.base.states import RunState, check_transition
 from miniray.train.callbacks import CallbackRunner
 from miniray.train.controller.attempt import Attempt, watch_for_hang
 from miniray.train.controller.board import RunBoard
+from miniray.train.controller.feed import ProgressFeed, Row
 from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.room import Growth
 from miniray.train.controller.run_spec import STOPPED, RunFacts, RunOutcome, pause_after
 from miniray.train.controller.startup import check_shared, place, start
 from miniray.train.controller.waits import BlockingWork, end, first_of, within
 from miniray.train.controller.worker_group import WorkerGroup
-from miniray.train.progress.feed import ProgressFeed, Row
 from miniray.train.worker import rank_logs
 from miniray.train.worker.rank_logs import RankLogs
 from miniray.train.worker.session import SessionSetup
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from miniray.train.base.reports import Step
     from miniray.train.base.states import ScalingDecision
+    from miniray.train.controller.feed import Progress, Seen
     from miniray.train.controller.run_spec import RunSpec
-    from miniray.train.progress.feed import Progress, Seen
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.worker import WorkerOutcome
 

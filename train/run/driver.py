@@ -15,10 +15,10 @@ from miniray.exceptions import ActorError, MinirayError, TaskCancelledError
 from miniray.runtime_context import get_runtime_context
 from miniray.train.base.exceptions import ControllerError
 from miniray.train.controller.controller import TrainController
+from miniray.train.controller.feed import Seen
 from miniray.train.controller.run_spec import STOPPING
 from miniray.train.controller.worker_group import MODULES
-from miniray.train.progress.display import PAUSE, make_display
-from miniray.train.progress.feed import Seen
+from miniray.train.run.display import PAUSE, make_display
 from miniray.train.worker.worker import sent
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -16,7 +16,7 @@ from miniray.train.base.states import RunState
 from miniray.train.config import CheckpointConfig
 from miniray.train.controller.recorder import CheckpointBook, lookup, score
 from miniray.train.controller.run_spec import STOPPED
-from miniray.train.progress.meter import format_value, shorten
+from miniray.train.run.display import format_value, shorten
 from miniray.train.storage.metrics_log import flatten, read_rows
 from miniray.train.storage.storage import RunStorage
 

@@ -10,8 +10,7 @@ from miniray.train import RunConfig, ScalingConfig
 from miniray.train.base.ranks import SLICE_LABEL, WORKER_LABEL, Ranks, WorkerInfo, assign_ranks
 from miniray.train.base.states import ScalingDecision
 from miniray.train.controller.worker_group import WorkerGroup
-from miniray.train.jax import JaxConfig, JaxTrainer
-from miniray.train.jax.config import platform
+from miniray.train.jax import JaxConfig, JaxTrainer, platform
 from miniray.train.v2.jax import JaxTrainer as SameTrainer
 from miniray.train.worker.backend import GroupMember
 

@@ -286,7 +286,7 @@ def test_ctrl_c_cuts_an_upload_of_the_train_loop_off(fit, tmp_path, interrupt):
 def test_ctrl_c_lets_an_upload_in_the_background_end(
     fit, tmp_path, interrupt, stopping, monkeypatch, caplog
 ):
-    monkeypatch.setattr("miniray.train.run.controller_thread.TELL_AFTER", 0)
+    monkeypatch.setattr("miniray.train.run.local.TELL_AFTER", 0)
     begun = threading.Event()
 
     def upload(checkpoint, name):
@@ -419,7 +419,7 @@ def test_what_a_run_leaves_is_what_others_leave_without_the_output_of_workers(fi
 
 
 def test_the_display_knows_how_far_the_run_goes(fit, capsys, monkeypatch):
-    monkeypatch.setattr("miniray.train.progress.display.ProgressMeter.is_due", lambda *_: True)
+    monkeypatch.setattr("miniray.train.run.display.ProgressMeter.is_due", lambda *_: True)
     fit(
         lambda: [train.report({"step": n}) for n in range(3)],
         callbacks=[ProgressCallback(total_steps=3)],

@@ -21,12 +21,11 @@ from miniray.train import (
 )
 from miniray.train.base.exceptions import WorkerFailure
 from miniray.train.base.states import RunState, check_transition
+from miniray.train.controller.feed import Progress, Row
 from miniray.train.controller.run_spec import RunOutcome, make_error
 from miniray.train.controller.worker_group import worker_options
 from miniray.train.data_parallel_trainer import make_train_loop
-from miniray.train.progress.display import PlainDisplay, make_display
-from miniray.train.progress.feed import Progress, Row
-from miniray.train.progress.meter import ProgressMeter
+from miniray.train.run.display import PlainDisplay, ProgressMeter, make_display
 from miniray.train.torch import TorchTrainer
 from miniray.train.worker.worker import sent
 from miniray.values.serialization import serialize

@@ -13,7 +13,7 @@ from miniray.train import Checkpoint
 from miniray.train.base.exceptions import AttemptOverError, WorkerFailure
 from miniray.train.base.reports import Report
 from miniray.train.base.states import RunState
-from miniray.train.progress.feed import Seen
+from miniray.train.controller.feed import Seen
 from miniray.train.storage.metrics_log import MetricsLog
 from miniray.train.storage.storage import RunStorage
 

@@ -15,7 +15,7 @@ from miniray.train.base.exceptions import (
 )
 from miniray.train.base.ranks import WorkerInfo
 from miniray.train.base.states import RunState
-from miniray.train.progress.feed import ProgressFeed, Seen
+from miniray.train.controller.feed import ProgressFeed, Seen
 from miniray.train.storage.filesystem import Store
 from miniray.train.storage.storage import RunStorage
 

@@ -12,8 +12,8 @@ from miniray.train.base.reports import Report
 from miniray.train.base.states import RunState
 from miniray.train.controller import controller as controller_module
 from miniray.train.controller.attempt import Attempt
+from miniray.train.controller.feed import Seen
 from miniray.train.controller.waits import BlockingWork
-from miniray.train.progress.feed import Seen
 
 
 def test_that_ranks_do_not_report_equally_often_is_told_once():

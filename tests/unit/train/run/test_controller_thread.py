@@ -10,9 +10,9 @@ import pytest
 from miniray.train import Backend, ControllerLostError, RunConfig, ScalingConfig
 from miniray.train.base.reports import Report
 from miniray.train.base.states import RunState
+from miniray.train.controller.feed import Seen
 from miniray.train.controller.run_spec import RunSpec
-from miniray.train.progress.feed import Seen
-from miniray.train.run.controller_thread import ControllerThread
+from miniray.train.run.local import ControllerThread
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.worker import WorkerOutcome

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from miniray.train import Checkpoint, Result
-from miniray.train.progress.feed import Row
-from miniray.train.progress.meter import format_row
+from miniray.train.controller.feed import Row
+from miniray.train.run.display import format_row
 from miniray.train.storage.metrics_log import MetricsLog, read_rows
 from miniray.train.storage.storage import RunStorage, default_checkpoint_name
 

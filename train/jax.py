@@ -1,4 +1,8 @@
-"""``JaxTrainer``, and ``JaxConfig``: how JAX connects its workers, and what TPU hosts are told."""
+"""Training with JAX, with the public names of Ray Train's JAX module.
+
+``JaxConfig`` says how JAX connects the workers, and what TPU hosts get as variables. JAX itself is
+loaded by the workers only.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from miniray.train.base.ranks import WorkerInfo
     from miniray.train.data_parallel_trainer import TrainerArguments
     from miniray.train.worker.backend import GroupMember
+
+__all__ = ["JaxConfig", "JaxTrainer"]
 
 #: What only the run knows: a platform tells each host of the slices that it was started with, and
 #: libtpu waits for those also when the run has fewer.

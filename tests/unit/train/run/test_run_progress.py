@@ -12,9 +12,15 @@ from miniray.logs.log_printer import LogBatch, LogPrinter
 from miniray.logs.screen import SCREEN
 from miniray.train import ProgressCallback
 from miniray.train.base.states import RunState
-from miniray.train.progress.display import LiveDisplay, PlainDisplay, make_display
-from miniray.train.progress.feed import Progress, Row
-from miniray.train.progress.meter import ProgressMeter, format_seconds, format_status
+from miniray.train.controller.feed import Progress, Row
+from miniray.train.run.display import (
+    LiveDisplay,
+    PlainDisplay,
+    ProgressMeter,
+    format_seconds,
+    format_status,
+    make_display,
+)
 
 
 def row(number, **metrics):
@@ -74,7 +80,7 @@ def test_long_durations_have_hours():
 
 def test_the_display_follows_the_progress_callback(capsys, monkeypatch):
     clock = iter([100.0, 100.0, 120.0, 120.0])
-    monkeypatch.setattr("miniray.train.progress.display.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("miniray.train.run.display.time.monotonic", lambda: next(clock))
     display = make_display("run", [ProgressCallback(total_steps=41)])
     assert isinstance(display, PlainDisplay)
     display.show(Progress(1, RunState.RUNNING, [row(0)], 0, []))
@@ -99,13 +105,13 @@ def _on_terminal(monkeypatch):
         monkeypatch.setattr("sys.stdout", terminal)
         return terminal
 
-    monkeypatch.setattr("miniray.train.progress.display.terminal_size", lambda _: (200, 20))
+    monkeypatch.setattr("miniray.train.run.display.terminal_size", lambda _: (200, 20))
     return install
 
 
 def test_a_terminal_gets_one_line_with_epoch_pace_time_left_and_metrics(monkeypatch, on_terminal):
     clock = types.SimpleNamespace(monotonic=iter([100.0, 120.0]).__next__)
-    monkeypatch.setattr("miniray.train.progress.display.time", clock)
+    monkeypatch.setattr("miniray.train.run.display.time", clock)
     terminal = on_terminal()
     display = make_display("run", [ProgressCallback(total_steps=41)])
     assert isinstance(display, LiveDisplay)

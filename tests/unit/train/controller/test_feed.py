@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from miniray.train.progress.feed import MAX_ROWS, ProgressFeed, Row, Seen
+from miniray.train.controller.feed import MAX_ROWS, ProgressFeed, Row, Seen
 
 
 def rows(first, count):
