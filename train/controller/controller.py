@@ -32,9 +32,8 @@ from miniray.train.controller.feed import ProgressFeed, Row
 from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.room import Growth
 from miniray.train.controller.run_spec import STOPPED, RunFacts, RunOutcome, pause_after
-from miniray.train.controller.startup import check_shared, place, start
 from miniray.train.controller.waits import BlockingWork, end, first_of, within
-from miniray.train.controller.worker_group import WorkerGroup
+from miniray.train.controller.worker_group import WorkerGroup, check_shared, place, start
 from miniray.train.worker import rank_logs
 from miniray.train.worker.rank_logs import RankLogs
 from miniray.train.worker.session import SessionSetup
@@ -73,18 +72,13 @@ _ENDED = {
 }
 
 
-def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
-    scaling, config = spec.scaling_config, spec.run_config
-    return WorkerGroup(decision, scaling, spec.backend, config, spec.preload)
-
-
 class TrainController:
     """Runs one training run; an actor with asyncio methods."""
 
     def __init__(
         self,
         spec: RunSpec,
-        make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup] = make_worker_group,
+        make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup] = WorkerGroup,
     ) -> None:
         self._spec = spec
         self._make_group = make_group

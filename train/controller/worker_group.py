@@ -1,7 +1,7 @@
 """The worker group: a placement group with one actor for each rank.
 
-Starts, connects and ends the actors, all at once; what they do and what follows
-from a failure is the controller's decision.
+It is placed, started, connected and ended, all actors at once. What the actors do, and what follows
+from a failure, is decided by the controller.
 """
 
 from __future__ import annotations
@@ -10,38 +10,51 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from miniray import api
 from miniray.common.runtime import current_runtime
 from miniray.decorator import remote
-from miniray.exceptions import ActorError, MinirayError
-from miniray.train.base.exceptions import GroupStartError, WorkerFailure
+from miniray.exceptions import ActorDiedError, ActorError, DeathCause, MinirayError
+from miniray.train.base.exceptions import (
+    GroupStartError,
+    PlacementTimeoutError,
+    StorageNotSharedError,
+    StorageUnusableError,
+    WorkerFailure,
+)
 from miniray.train.base.ranks import (
     assign_ranks,
+    listed,
     shared_devices,
     shares_devices,
     unreachable_address,
 )
 from miniray.train.controller.room import Room, explain, largest_room, waiting_demand
+from miniray.train.controller.waits import end
+from miniray.train.storage.storage import NOT_SHARED
 from miniray.train.worker.backend import GroupMember
 from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.worker import TrainWorker
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from miniray.train.base.ranks import WorkerInfo
     from miniray.train.base.states import ScalingDecision
-    from miniray.train.config import RunConfig, ScalingConfig
+    from miniray.train.controller.run_spec import RunSpec
     from miniray.train.storage.storage import RunStorage
-    from miniray.train.worker.backend import Backend
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.session import SessionSetup
     from miniray.train.worker.worker import WorkerOutcome
 
+    #: Runs a function that blocks in a thread.
+    Blocking = Callable[..., Awaitable[Any]]
+
 logger = logging.getLogger(__name__)
+
 
 #: Seconds that workers get to end by themselves (atexit handlers) before they are killed.
 EXIT_TIMEOUT = 5.0
@@ -100,25 +113,12 @@ def worker_options(
 class WorkerGroup:
     """The actors of one attempt."""
 
-    def __init__(
-        self,
-        decision: ScalingDecision,
-        scaling: ScalingConfig,
-        backend: Backend,
-        run_config: RunConfig,
-        preload: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, spec: RunSpec, decision: ScalingDecision) -> None:
         #: Number of workers; of an elastic group it is known once it is placed.
         self.size = decision.num_workers
+        self._spec = spec
         self._decision = decision
         self._resources = decision.resources_per_worker
-        self._scaling = scaling
-        self._backend = backend
-        self._preload = preload
-        self._runtime_env = run_config.worker_runtime_env
-        self._logging = run_config.logging_config
-        assert run_config.name is not None
-        self._run = run_config.name
         self._room: Room | None = None
         self._workers: list[Any] = []  # in order of rank once they are connected
         #: Where each rank runs, in order of rank; empty until the ranks are given out.
@@ -140,9 +140,9 @@ class WorkerGroup:
             await self._room.ready()
 
     def _ask(self, size: int) -> Room:
-        scaling = self._scaling
+        scaling = self._spec.scaling_config
         selectors = scaling.bundle_label_selectors(size)
-        return Room(size, self._resources, scaling.bundle_strategy, selectors, self._run)
+        return Room(size, self._resources, scaling.bundle_strategy, selectors, self._spec.name)
 
     def _wait_in(self, room: Room) -> None:
         self._room, self.size = room, room.size
@@ -168,12 +168,13 @@ class WorkerGroup:
         nodes = ",".join(sorted({info.node_id for info in self.infos}))
         # One more only makes a larger group where the strategy allows it.
         beside = {"STRICT_PACK": f"in({nodes})", "STRICT_SPREAD": f"!in({nodes})"}
-        condition = beside.get(self._scaling.bundle_strategy)
-        selectors = self._scaling.bundle_label_selectors(self.size + number + 1)
+        scaling = self._spec.scaling_config
+        condition = beside.get(scaling.bundle_strategy)
+        selectors = scaling.bundle_label_selectors(self.size + number + 1)
         selector = selectors[-1] if selectors else {}
         if condition is not None:
             selector = {**selector, NODE_LABEL: condition}
-        return Room(1, self._resources, "PACK", [selector], f"{self._run}-room-to-grow")
+        return Room(1, self._resources, "PACK", [selector], f"{self._spec.name}-room-to-grow")
 
     async def start(self, carrier: Carrier, attempt: int) -> None:
         """Start the workers and connect them.
@@ -183,16 +184,16 @@ class WorkerGroup:
         """
         assert self._room is not None
         placement = self._room.placement
-        backend = self._backend
-        preload = (*MODULES, *self._preload, *backend.preload(self._resources))
+        backend, config = self._spec.backend, self._spec.run_config
+        preload = (*MODULES, *self._spec.preload, *backend.preload(self._resources))
         later = backend.preload_later(self._resources)
         actor_class = remote(TrainWorker)
         self._workers = [
             actor_class.options(
                 **worker_options(
-                    self._resources, placement, bundle, self._runtime_env, preload, later
+                    self._resources, placement, bundle, config.worker_runtime_env, preload, later
                 )
-            ).remote(backend, self._logging)
+            ).remote(backend, config.logging_config)
             for bundle in range(self.size)
         ]
         nodes = api.nodes()
@@ -233,7 +234,7 @@ class WorkerGroup:
         ranks = assign_ranks(infos)
         shared = shares_devices(infos)
         in_order = _in_order(infos, [rank.world_rank for rank in ranks])
-        environments = self._backend.environments(in_order, self._resources)
+        environments = self._spec.backend.environments(in_order, self._resources)
         master = in_order[0]
         return [
             GroupMember(
@@ -349,3 +350,85 @@ async def _wait_for_end(ref: Any) -> None:
 def _in_order(items: Sequence[Any], order: Sequence[int]) -> list[Any]:
     """Return the items sorted by their place in ``order``."""
     return [item for _, item in sorted(zip(order, items, strict=True), key=lambda pair: pair[0])]
+
+
+#: Seconds after which the user is told that the run waits for resources.
+PLACEMENT_NOTE_AFTER = 5.0
+
+#: Seconds between two checks whether workers that start have lost their bundles.
+ROOM_CHECK = 3.0
+
+
+async def place(
+    group: WorkerGroup, limit: float | None, note: Callable[[str], None], blocking: Blocking
+) -> None:
+    """Wait for the resources of a group, for ``limit`` seconds; tell the user what is missing.
+
+    Raises:
+        PlacementTimeoutError: The resources were not free in time.
+    """
+    first = PLACEMENT_NOTE_AFTER if limit is None else min(limit, PLACEMENT_NOTE_AFTER)
+    placed = asyncio.ensure_future(group.place())
+    try:
+        await asyncio.wait({placed}, timeout=first)
+        if not placed.done():
+            note(await blocking(group.why_waiting))
+            await asyncio.wait({placed}, timeout=None if limit is None else limit - first)
+        if not placed.done():
+            why = await blocking(group.why_waiting)
+            raise PlacementTimeoutError(f"The workers were not placed in {limit:g} s. {why}")
+        await placed
+    finally:
+        await end(placed)
+
+
+async def start(group: WorkerGroup, carrier: Carrier, attempt: int, blocking: Blocking) -> None:
+    """Start the workers of a group that is placed, and connect them.
+
+    Raises:
+        GroupStartError: Some could not be started, or their node was lost before they were: they
+            would wait until there is room for them again, which may be never.
+    """
+    starting = asyncio.ensure_future(group.start(carrier, attempt))
+    try:
+        while not starting.done():
+            await asyncio.wait({starting}, timeout=ROOM_CHECK)
+            lost = [] if starting.done() else await blocking(group.lost_bundles)
+            if lost:
+                died = WorkerFailure.of(ActorDiedError(DeathCause.NODE_LOST))
+                raise GroupStartError(dict.fromkeys(lost, died))
+        await starting
+    finally:
+        await end(starting)
+
+
+async def check_shared(group: WorkerGroup, storage: RunStorage, blocking: Blocking) -> None:
+    """Check that every rank can use the storage.
+
+    Raises:
+        StorageNotSharedError: Ranks do not see what is written to the storage here.
+        StorageUnusableError: Nothing can be written to it where ranks are.
+    """
+    token = secrets.token_hex(8)
+    await blocking(storage.write_probe, token)
+    try:
+        problems = await group.storage_problems(storage, token)
+    finally:
+        await blocking(storage.delete_probe, token)
+    if not problems:
+        return
+    strangers = [rank for rank, problem in problems.items() if problem == NOT_SHARED]
+    ranks = strangers or list(problems)
+    nodes = sorted({group.infos[rank].address for rank in ranks})
+    where = f"{listed(ranks)} on {', '.join(nodes)}"
+    if strangers:
+        raise StorageNotSharedError(
+            f"The storage path {storage.storage_fs_path} is not shared by the machines of this "
+            f"run: {where} did not find what the controller had written there. Set "
+            f"RunConfig(storage_path=...) to a network folder or a URL that all machines reach."
+        )
+    raise StorageUnusableError(
+        f"Nothing can be written to the storage path {storage.storage_fs_path} on some machines of "
+        f"this run, so that their ranks could not store checkpoints. "
+        f"{where[0].upper()}{where[1:]} got {problems[ranks[0]]}"
+    )

@@ -3,7 +3,7 @@
 The controller is the one of every run, in a thread beside the loop; the worker group is this
 process, or those that torchrun has started, of which rank 0 has the controller. Each rank, this one
 too, asks that thread for its setup, then calls the controller, says how its train loop has ended,
-and asks how the run has. There is a single attempt. How ranks find each other is the backend's part.
+and asks how the run has. There is a single attempt. The backend connects the ranks.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import types
 
 import pytest
 
-from miniray.train import RunConfig, ScalingConfig
 from miniray.train.base.ranks import SLICE_LABEL, WORKER_LABEL, Ranks, WorkerInfo, assign_ranks
 from miniray.train.base.states import ScalingDecision
 from miniray.train.controller.worker_group import WorkerGroup
@@ -75,7 +75,7 @@ def test_several_slices_know_their_number_and_the_coordinator():
 
 def test_each_worker_of_a_group_gets_its_own_variables():
     decision = ScalingDecision(4, {"TPU": 4.0})
-    group = WorkerGroup(decision, ScalingConfig(), JaxConfig().make_backend(), RunConfig())
+    group = WorkerGroup(types.SimpleNamespace(backend=JaxConfig().make_backend()), decision)
     members = group._take_ranks([host(n, "ab"[n // 2], str(n % 2)) for n in (3, 0, 2, 1)], None, 1)
     placed = [
         (

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from miniray.exceptions import ActorDiedError, DeathCause
-from miniray.train import Backend, RunConfig, ScalingConfig
+from miniray.train import Backend, ScalingConfig
 from miniray.train.base.exceptions import GroupStartError
 from miniray.train.base.ranks import WorkerInfo
 from miniray.train.controller import worker_group
@@ -76,8 +76,8 @@ def test_a_wait_that_is_cancelled_leaves_no_task():
 
 def group(workers=2):
     scaling = ScalingConfig(num_workers=workers)
-    decision = scaling.group
-    return WorkerGroup(decision, scaling, Backend(), RunConfig())
+    spec = types.SimpleNamespace(scaling_config=scaling, backend=Backend())
+    return WorkerGroup(spec, scaling.group)
 
 
 def info(node, address, *gpus):
