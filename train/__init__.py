@@ -40,8 +40,7 @@ if TYPE_CHECKING:
         RunConfig,
         ScalingConfig,
     )
-    from miniray.train.data import DataConfig, get_dataset_shard
-    from miniray.train.data.config import TRAIN_DATASET_KEY
+    from miniray.train.data.shards import TRAIN_DATASET_KEY, DataConfig, get_dataset_shard
     from miniray.train.data_parallel_trainer import DataParallelTrainer
     from miniray.train.run.result import Result
     from miniray.train.storage.checkpoint import (
@@ -73,8 +72,7 @@ for _home, _names in {
         "UserCallback"
     ),
     "config": "CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig",
-    "data": "DataConfig get_dataset_shard",
-    "data.config": "TRAIN_DATASET_KEY",
+    "data.shards": "DataConfig TRAIN_DATASET_KEY get_dataset_shard",
     "data_parallel_trainer": "DataParallelTrainer",
     "run.result": "Result",
     "storage.checkpoint": (

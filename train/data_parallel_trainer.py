@@ -14,8 +14,7 @@ from miniray.common.config import parse
 from miniray.train.config import RunConfig, ScalingConfig, instance_of
 from miniray.train.controller.run_spec import RunSpec, describe_run, make_error
 from miniray.train.data.adapt import adapt_all
-from miniray.train.data.config import DataConfig
-from miniray.train.data.shards import Datasets
+from miniray.train.data.shards import DataConfig, Datasets
 from miniray.train.run.result import Result
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.storage.storage import RunStorage

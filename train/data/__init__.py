@@ -1,8 +1,8 @@
 """Feeds the data that a trainer is given to its workers.
 
-What a user may give is turned into a source (``adapt.py``); an epoch's rows have an
-order (``order.py``), which is split over the ranks (``position.py``) and read in batches
-(``iterator.py``). It reads; it transforms nothing and starts no processes.
+What a user may give is turned into a source (``adapt.py``); an epoch's rows have an order, which is
+split over the ranks (``order.py``) and read in batches (``iterator.py``). It reads; it transforms
+nothing and starts no processes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.common.absent import lazy
-from miniray.train.data.config import DataConfig
 
 if TYPE_CHECKING:
     from miniray.train.data.iterator import DataIterator
-    from miniray.train.data.shards import get_dataset_shard
+    from miniray.train.data.shards import DataConfig, get_dataset_shard
 
 __all__ = ["DataConfig", "DataIterator", "get_dataset_shard"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "DataConfig": "miniray.train.data.shards",
         "DataIterator": "miniray.train.data.iterator",
         "get_dataset_shard": "miniray.train.data.shards",
     },

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from miniray.data.context import ExecutionOptions
-    from miniray.train.data.config import DataConfig
+    from miniray.train.data.shards import DataConfig
     from miniray.train.data.sources import Source, StreamSource
 
 _ALLOWED = (

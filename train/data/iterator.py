@@ -9,22 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.read_ahead import read_ahead
 from miniray.train.config.checks import is_whole
-from miniray.train.data.position import (
+from miniray.train.data.devices import move, moved_ahead, own_devices
+from miniray.train.data.order import (
     Position,
     plan_batches,
     position_of,
     size_of,
     state_of,
 )
-from miniray.train.data.reading import LocalShuffle, StreamReader
-from miniray.train.data.sources import Source, formatter
+from miniray.train.data.sources import LocalShuffle, Source, StreamReader, formatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from miniray.train.data.position import BatchPlan
-    from miniray.train.data.reading import Reader
-    from miniray.train.data.sources import StreamSource
+    from miniray.train.data.order import BatchPlan
+    from miniray.train.data.sources import Reader, StreamSource
 
 #: What an iterator of Ray's has beside batches, and what to do instead.
 _OF_RAY = {
@@ -379,8 +378,6 @@ def _device(device: Any) -> Any:
 
     if device != "auto":
         return torch.device(device) if device is not None else None
-    from miniray.train.data.devices import own_devices
-
     return own_devices()[0]
 
 
@@ -389,8 +386,6 @@ def _on_device(batches: Iterator[Any], device: Any) -> Iterator[Any]:
     if device is None:
         yield from batches
         return
-    from miniray.train.data.tensors import move, moved_ahead
-
     if device.type == "cuda":
         yield from moved_ahead(batches, device)
     else:

@@ -1,17 +1,20 @@
-"""The order of an epoch's rows: blocks are permuted, and the rows in each. Pure.
+"""The order of an epoch's rows, and how they are split over ranks and batches. Pure.
 
-A permutation is computed entry by entry from a key, so nothing grows with the data.
+Blocks are permuted, and the rows in each. A permutation is computed entry by entry from a key, so
+nothing grows with the data. How far a pass has come is told by ranges of positions in that order.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
 
 #: Up to this size the whole order is made at once.
 _SMALL = 2**16
@@ -146,3 +149,197 @@ class EpochOrder:
                 yield block, Span(end - begin, start - begin, upto - begin, key)
             start = upto
             index += 1
+
+
+#: Positions from the first up to, without, the second.
+Range = tuple[int, int]
+
+
+def size_of(ranges: Sequence[Range]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def part(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
+    """Return the ranges between positions ``start`` and ``stop``, counted over all ranges."""
+    found = []
+    for low, high in ranges:
+        first, last = low + max(0, start), min(high, low + stop)
+        if first < last:
+            found.append((first, last))
+        start -= high - low
+        stop -= high - low
+    return found
+
+
+def bounds(total: int, rank: int, world_size: int) -> Range:
+    """Return where a rank's part begins and ends; the first ranks get what is left over."""
+    least, more = divmod(total, world_size)
+    start = rank * least + min(rank, more)
+    return start, start + least + (rank < more)
+
+
+def split(ranges: Sequence[Range], world_size: int) -> list[list[Range]]:
+    """Return one part for each rank, in order; their sizes differ by at most one."""
+    total = size_of(ranges)
+    return [part(ranges, *bounds(total, rank, world_size)) for rank in range(world_size)]
+
+
+def left_over(ranges: Sequence[Range], world_size: int, taken: int) -> list[Range]:
+    """Return what is left when every rank has read so many rows of its part."""
+    parts = split(ranges, world_size)
+    return [found for each in parts for found in part(each, taken, size_of(each))]
+
+
+def enough_for(world_size: int, ranges: Sequence[Range]) -> list[Range]:
+    """Return the ranges, with some positions again if there are some, but not one for each rank.
+
+    A rank without a batch would leave the others in their next collective.
+    """
+    size = size_of(ranges)
+    if size >= world_size or not size:
+        return list(ranges)
+    return part([*ranges] * world_size, 0, world_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchPlan:
+    """How a rank's rows are cut into batches.
+
+    Attributes:
+        count: Number of batches, the same on every rank.
+        size: Rows of all batches but the last.
+        last: Rows of the last one.
+    """
+
+    count: int
+    size: int
+    last: int
+
+    def bounds(self) -> Iterator[Range]:
+        """Yield where each batch begins and ends, from 0."""
+        for index in range(self.count):
+            start = index * self.size
+            yield start, start + (self.last if index == self.count - 1 else self.size)
+
+
+def plan_batches(own: int, least: int, batch_size: int, *, drop_last: bool) -> BatchPlan:
+    """Return the batches of a rank, as many as on every other rank.
+
+    A rank with one batch more than the others would wait for ever in its next collective. So
+    where one row more would be a batch of its own, it joins the last batch.
+
+    Args:
+        own: Rows of this rank.
+        least: Rows of the rank that has least: ``own``, or one less.
+        batch_size: Rows of a batch.
+        drop_last: Leave out what does not fill a batch on every rank.
+    """
+    if drop_last:
+        return BatchPlan(least // batch_size, batch_size, batch_size)
+    count = -(-(least or own) // batch_size)
+    return BatchPlan(count, batch_size, own - (count - 1) * batch_size)
+
+
+_VERSION = 1
+_KEYS = {"version", "dataset", "epoch", "ranges", "world_size", "taken", "local_shuffle"}
+
+#: Stands for the end of data whose length is not known.
+ENDLESS = 2**62
+
+
+@dataclasses.dataclass
+class Position:
+    """How far a rank has come in an epoch.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        ranges: Positions that were to be read when the epoch was split; all of them, or what an
+            earlier group of another size has left.
+        world_size: Over how many ranks they were split.
+        taken: Rows of this rank's part that were handed out.
+        local_shuffle: Buffer and seed of the local shuffle; None without one.
+        begun: Whether a pass has begun here: the next one begins the next epoch.
+    """
+
+    epoch: int
+    ranges: list[Range]
+    world_size: int
+    taken: int = 0
+    local_shuffle: tuple[int, int] | None = None
+    begun: bool = False
+
+    def own(self, rank: int) -> list[Range]:
+        start, stop = bounds(size_of(self.ranges), rank, self.world_size)
+        return part(self.ranges, start, stop)
+
+    @property
+    def least_left(self) -> int:
+        """Rows left to the rank that has least, if every rank has taken as many as this one."""
+        return max(0, size_of(self.ranges) // self.world_size - self.taken)
+
+    @property
+    def endless(self) -> bool:
+        """Whether the length of the data is not known."""
+        return any(stop == ENDLESS for _, stop in self.ranges[-1:])
+
+    @property
+    def skip(self) -> int:
+        """For data without a length: items of the epoch that all ranks have seen together."""
+        return self.ranges[0][0] + self.taken * self.world_size
+
+
+def state_of(position: Position, rank: int, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position as plain values."""
+    taken = position.taken
+    if not position.endless and taken >= size_of(position.own(rank)):
+        # Who has read all of its part tells so to ranks with one row more too.
+        taken = -(-size_of(position.ranges) // position.world_size)
+    return {
+        "version": _VERSION,
+        "dataset": dict(identity),
+        "epoch": position.epoch,
+        "ranges": [list(each) for each in position.ranges],
+        "world_size": position.world_size,
+        "taken": taken,
+        "local_shuffle": list(position.local_shuffle) if position.local_shuffle else None,
+    }
+
+
+def position_of(state: Mapping[str, Any], identity: Mapping[str, Any], world_size: int) -> Position:
+    """Return the position that a state describes, for this many ranks.
+
+    Raises:
+        ValueError: It is no such state, or one of other data, or of a place that can't be taken
+            up with this many ranks.
+    """
+    if not hasattr(state, "keys") or set(state.keys()) != _KEYS or state["version"] != _VERSION:
+        raise ValueError(
+            f"load_state_dict() got {state!r:.200}, which is not what state_dict() returns."
+        )
+    if {**identity, **state["dataset"]} != dict(identity):  # older states do not tell blocks
+        raise ValueError(
+            f"load_state_dict() got the state of other data: {state['dataset']}, while these are "
+            f"{dict(identity)}. Rows, seed and blocks must be the same for the order to be."
+        )
+    local = tuple(state["local_shuffle"]) if state["local_shuffle"] else None
+    position = Position(
+        epoch=state["epoch"],
+        ranges=[(start, stop) for start, stop in state["ranges"]],
+        world_size=state["world_size"],
+        taken=state["taken"],
+        local_shuffle=local,
+    )
+    if position.world_size == world_size:
+        return position
+    if position.taken and local is not None:
+        raise ValueError(
+            f"The state was saved within an epoch that {position.world_size} workers read with a "
+            f"local shuffle; it can't be taken up by {world_size}. Save it between epochs, or "
+            f"leave local_shuffle_buffer_size out."
+        )
+    if position.endless:
+        ranges = [(position.skip, ENDLESS)]
+    else:
+        left = left_over(position.ranges, position.world_size, position.taken)
+        ranges = enough_for(world_size, left)
+    return Position(position.epoch, ranges, world_size)

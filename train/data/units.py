@@ -11,17 +11,14 @@ from miniray.data.blocks import from_file
 from miniray.data.sources import ENDLESS, Content, ReadUnit, between
 from miniray.data.tables import concat
 from miniray.data.transforms import DataError
-from miniray.train.data.order import TOGETHER, EpochOrder
-from miniray.train.data.position import part, size_of
-from miniray.train.data.reading import Reader
-from miniray.train.data.sources import Source
+from miniray.train.data.order import TOGETHER, EpochOrder, part, size_of
+from miniray.train.data.sources import Reader, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from miniray.data.feeds import Feed
-    from miniray.train.data.order import Span
-    from miniray.train.data.position import Range
+    from miniray.train.data.order import Range, Span
 
 #: Units of the next pass that are read ahead of its begin, at most.
 _AHEAD = 4

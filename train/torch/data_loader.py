@@ -18,7 +18,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from miniray.train.data.tensors import move, moved_ahead
+from miniray.train.data.devices import move, moved_ahead
 from miniray.train.torch.models import get_device
 from miniray.train.worker.context import current_session
 

@@ -21,7 +21,7 @@ from torch.utils.data import (  # noqa: E402
 )
 from torch_helpers import session  # noqa: E402
 
-from miniray.train.data.tensors import move, moved_ahead, tensors_in  # noqa: E402
+from miniray.train.data.devices import move, moved_ahead, tensors_in  # noqa: E402
 from miniray.train.torch import data_loader, prepare_data_loader  # noqa: E402
 from miniray.train.torch.data_loader import (  # noqa: E402
     DeviceDataLoader,

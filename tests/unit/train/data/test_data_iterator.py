@@ -358,7 +358,7 @@ def test_tensors_go_to_the_device_that_is_named_or_is_the_workers(monkeypatch):
     iterator = DataIterator("train", adapt("train", table), seed=None)
     (batch,) = iterator.iter_torch_batches(device="meta")
     assert batch["x"].device == torch.device("meta")
-    monkeypatch.setattr("miniray.train.data.devices.own_devices", lambda: [torch.device("meta")])
+    monkeypatch.setattr("miniray.train.data.iterator.own_devices", lambda: [torch.device("meta")])
     (batch,) = iterator.iter_torch_batches()
     assert batch["x"].device == torch.device("meta")
 

@@ -12,9 +12,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniray.train.data.order import EpochOrder, Permutation, derive_key
-from miniray.train.data.position import (
+from miniray.train.data.order import (
+    EpochOrder,
+    Permutation,
     Position,
+    derive_key,
     enough_for,
     left_over,
     part,
