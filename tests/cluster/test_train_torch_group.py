@@ -58,7 +58,7 @@ class DiesOnRankOne(TorchConfig):
     """A process group whose rank 1 is killed while rank 0 waits for it."""
 
     def make_backend(self) -> Any:
-        from miniray.train.torch.config import TorchBackend
+        from miniray.train.torch.torch_trainer import TorchBackend
 
         class Backend(TorchBackend):
             def on_start(self, member: Any) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.common.absent import lazy
-from miniray.train.torch.config import TorchConfig
-from miniray.train.torch.torch_trainer import TorchTrainer
+from miniray.train.torch.torch_trainer import TorchConfig, TorchTrainer
 
 if TYPE_CHECKING:
     from miniray.train.torch.checkpoint import TorchCheckpoint

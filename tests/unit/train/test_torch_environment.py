@@ -9,7 +9,7 @@ from torch_helpers import member
 from miniray.train.base.ranks import Ranks
 from miniray.train.data.devices import device_indexes, visibility_variable
 from miniray.train.torch import TorchConfig
-from miniray.train.torch.environment import (
+from miniray.train.torch.process_group import (
     default_backend,
     gloo_variables,
     shared_visibility,

@@ -14,7 +14,7 @@ from miniray import train  # noqa: E402
 from miniray.train import RunConfig, ScalingConfig  # noqa: E402
 from miniray.train.data import devices  # noqa: E402
 from miniray.train.torch import TorchConfig, TorchTrainer  # noqa: E402
-from miniray.train.torch.local import changed_environment, local_devices  # noqa: E402
+from miniray.train.torch.process_group import changed_environment, local_devices  # noqa: E402
 
 
 @pytest.fixture

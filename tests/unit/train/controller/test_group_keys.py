@@ -75,7 +75,7 @@ class Controller:
 @pytest.fixture
 def store():
     pytest.importorskip("torch")
-    from miniray.train.torch.group_store import GroupStore
+    from miniray.train.torch.process_group import GroupStore
 
     controller = Controller()
     yield GroupStore(controller, datetime.timedelta(seconds=60))
