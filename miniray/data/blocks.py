@@ -32,37 +32,39 @@ class _Stored(pa.ExtensionType):  # type: ignore[misc]
     """A type that its storage tells whole."""
 
     __hash__ = pa.DataType.__hash__
+    called: str
+
+    def __init__(self, storage_type: Any) -> None:
+        super().__init__(storage_type, self.called)
 
     def __arrow_ext_serialize__(self) -> bytes:
         return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> _Stored:
+        return cls(storage_type)
 
 
 class Ragged(_Stored):
     """Arrays of different shapes: a struct of their values and their shapes."""
 
-    def __init__(self, value_type: Any) -> None:
+    called = "miniray.ragged_tensor"
+
+    @classmethod
+    def of(cls, value_type: Any) -> Ragged:
+        """Return the type of arrays of these values."""
         shape = pa.list_(pa.int64())
-        fields = [("data", pa.large_list(value_type)), ("shape", shape)]
-        super().__init__(pa.struct(fields), "miniray.ragged_tensor")
+        return cls(pa.struct([("data", pa.large_list(value_type)), ("shape", shape)]))
 
     @property
     def value_type(self) -> Any:
         return self.storage_type.field("data").type.value_type
 
-    @classmethod
-    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Ragged:
-        return cls(storage_type.field("data").type.value_type)
-
 
 class Pickled(_Stored):
     """Python objects, pickled. Never registered with Arrow: files have no such columns."""
 
-    def __init__(self) -> None:
-        super().__init__(pa.large_binary(), "miniray.pickled")
-
-    @classmethod
-    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Pickled:
-        return cls()
+    called = "miniray.pickled"
 
 
 # --- into tables ------------------------------------------------------------------------
@@ -70,11 +72,9 @@ class Pickled(_Stored):
 
 def rows_to_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return rows as a table; a value that a row lacks is null."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row))
-    columns = {str(name): column([row.get(name) for row in rows]) for name in names}
-    return pa.table(columns) if columns else no_columns(len(rows))
+    names = dict.fromkeys(itertools.chain.from_iterable(rows))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return batch_to_table(columns) if columns else no_columns(len(rows))
 
 
 def batch_to_table(batch: Any) -> Any:
@@ -101,14 +101,12 @@ def batch_to_table(batch: Any) -> Any:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns of a batch differ in length: {lengths}")
     table = pa.table(columns) if columns else no_columns(len(batch))
-    kinds = zip(names, getattr(batch, "dtypes", ()), strict=False)
+    kinds = batch.dtypes.items() if hasattr(batch, "dtypes") else ()
     # Arrow makes numbers of pandas again by their names, such as Int64, which may be null.
-    kept = [(n, str(k)) for n, k in kinds if hasattr(k, "numpy_dtype") and k.kind in "biuf"]
+    kept = [name for name, kind in kinds if hasattr(kind, "numpy_dtype") and kind.kind in "biuf"]
     if kept:
-        parts = ("name", "field_name", "numpy_type", "pandas_type")
-        described = [dict(zip(parts, (n, n, kind, kind), strict=True)) for n, kind in kept]
-        told = {"columns": described, "index_columns": [], "column_indexes": []}
-        table = table.replace_schema_metadata({"pandas": json.dumps(told)})
+        described = pa.Schema.from_pandas(batch[kept].rename(columns=str), preserve_index=False)
+        table = table.replace_schema_metadata(described.metadata)
     return table
 
 
@@ -127,10 +125,9 @@ class Arrays(NamedTuple):
             return None
         kinds = [(name, each.dtype, each.shape[1:]) for name, each in batch.items()]
         lengths = {len(each) if each.ndim else -1 for each in batch.values()}
+        plain = all(type(n) is str and kind in _NUMBERS and 0 not in s for n, kind, s in kinds)
         large = sum(each.nbytes for each in batch.values()) >= SMALL
-        if large or len(lengths) > 1 or -1 in lengths:
-            return None
-        if not all(type(n) is str and kind in _NUMBERS and 0 not in s for n, kind, s in kinds):
+        if large or not plain or len(lengths) > 1 or -1 in lengths:
             return None
         return cls(kinds, lengths.pop(), batch)
 
@@ -139,12 +136,13 @@ def column(values: Any) -> Any:
     """Return values as an Arrow array: an array, a tensor, a Series, or a list of anything."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
-    pandas, torch = sys.modules.get("pandas"), sys.modules.get("torch")
-    if torch is not None and isinstance(values, torch.Tensor):
+    if hasattr(values, "detach"):  # a tensor of PyTorch
         values = values.detach().cpu().numpy()
-    if isinstance(values, np.ndarray) and values.dtype != object and values.ndim:
+    typed = getattr(values, "dtype", np.object_) != np.object_
+    pandas = sys.modules.get("pandas")
+    if typed and isinstance(values, np.ndarray) and values.ndim:
         return _of_array(values)
-    if pandas is not None and isinstance(values, pandas.Series) and values.dtype != object:
+    if typed and pandas is not None and isinstance(values, pandas.Series):
         found = pa.array(values.copy(), from_pandas=True)  # as _kept() does
         if pa.types.is_dictionary(kind := found.type):  # of other batches there may be more
             found = found.cast(pa.dictionary(pa.int32(), kind.value_type, kind.ordered))
@@ -163,32 +161,26 @@ def _kept(values: Any) -> Any:
 
 
 def _of_array(values: Any) -> Any:
-    if values.ndim == 1 and values.dtype.kind not in "cV":
-        if type(values) is np.ndarray and values.dtype in _NUMBERS and values.dtype != bool:
+    kind = values.dtype.kind
+    if values.ndim == 1 and kind not in "cV":
+        if type(values) is np.ndarray and values.dtype in _NUMBERS and kind != "b":
             # By its function array(), Arrow would import pandas.
-            kind = pa.from_numpy_dtype(values.dtype)
-            data = pa.py_buffer(_kept(values))
-            return pa.Array.from_buffers(kind, len(values), [None, data])
+            buffers = [None, pa.py_buffer(_kept(values))]
+            return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
         # Arrow ends texts of NumPy at a zero.
-        return pa.array(values.tolist() if values.dtype.kind in "US" else _kept(values))
-    if 0 in values.shape[1:] or values.dtype.kind not in "biuf":  # complex numbers among them
+        return pa.array(values.tolist() if kind in "US" else _kept(values))
+    if 0 in values.shape[1:] or kind not in "biuf":
         # By tolist(), what is masked is None.
-        numbers = values.ndim == 1 and values.dtype.kind == "c"
-        return _of_values(values.tolist() if numbers else list(values))
+        return _of_values(values.tolist() if values.ndim == 1 and kind == "c" else list(values))
     flat = _of_array(np.ravel(_kept(values)))
-    size = int(np.prod(values.shape[1:]))
-    storage = pa.FixedSizeListArray.from_arrays(flat, size)
-    kind = pa.fixed_shape_tensor(flat.type, values.shape[1:])
-    return pa.ExtensionArray.from_storage(kind, storage)
+    tensor = pa.fixed_shape_tensor(flat.type, values.shape[1:])
+    storage = pa.FixedSizeListArray.from_arrays(flat, type=tensor.storage_type)
+    return pa.ExtensionArray.from_storage(tensor, storage)
 
 
 def _of_values(values: list[Any]) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        values = [
-            value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-            for value in values
-        ]
+    if any(hasattr(kind, "detach") for kind in set(map(type, values))):  # tensors of PyTorch
+        values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in values]
     first = next((value for value in values if value is not None), None)
     if isinstance(first, np.ndarray):
         return _of_arrays(values)
@@ -202,20 +194,11 @@ def _of_values(values: list[Any]) -> Any:
     try:
         return pa.array(values)
     except (pa.ArrowException, TypeError, OverflowError, ValueError):
-        plain = _without_missing(values)
-        return pickled(values) if plain is None else _of_values(plain)
-
-
-def _without_missing(values: list[Any]) -> list[Any] | None:
-    """Return values with None in place of those by which pandas says that there is none.
-
-    None if there are none of these.
-    """
-    pandas = sys.modules.get("pandas")
-    missing = set() if pandas is None else {id(pandas.NaT), id(pandas.NA)}
-    if missing.isdisjoint(map(id, values)):
-        return None
-    return [None if id(value) in missing else value for value in values]
+        pandas = sys.modules.get("pandas")
+        missing = set() if pandas is None else {id(pandas.NaT), id(pandas.NA)}
+        if missing.isdisjoint(map(id, values)):
+            return pickled(values)
+        return _of_values([None if id(value) in missing else value for value in values])
 
 
 def _of_arrays(values: list[Any]) -> Any:
@@ -232,8 +215,7 @@ def _of_arrays(values: list[Any]) -> Any:
 
 def ragged(values: list[Any], kind: Any) -> Any:
     """Return arrays as a column of tensors of different shapes, with values of a dtype of NumPy."""
-    value_type = pa.from_numpy_dtype(kind)
-    type_ = Ragged(value_type)
+    type_ = Ragged.of(pa.from_numpy_dtype(kind))
     storage = [
         None
         if value is None
@@ -248,7 +230,7 @@ def pickled(values: list[Any]) -> Any:
     from miniray.cloudpickle import dumps
 
     storage = pa.array([None if v is None else dumps(v) for v in values], pa.large_binary())
-    return pa.ExtensionArray.from_storage(Pickled(), storage)
+    return pa.ExtensionArray.from_storage(Pickled(storage.type), storage)
 
 
 def no_columns(rows: int) -> Any:
@@ -299,11 +281,9 @@ def to_numpy(values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
         chunks = [chunk for chunk in values.chunks if len(chunk)] or [values.combine_chunks()]
         parts = list(map(to_numpy, chunks))
-        if len(parts) == 1:
-            return parts[0]
         if len({part.shape[1:] for part in parts}) > 1:
             return np.fromiter(itertools.chain(*parts), object)
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
     kind = values.type
     if isinstance(kind, pa.FixedShapeTensorType) and not values.null_count:
         return to_numpy(values.storage.flatten()).reshape(len(values), *kind.shape)
@@ -319,9 +299,8 @@ def to_numpy(values: Any) -> Any:
     if len(values) and not values.null_count and _is_number(kind):
         # By its method to_numpy(), Arrow would import pandas.
         dtype = np.dtype(kind.to_pandas_dtype())
-        at = values.offset * dtype.itemsize
         _, data = values.buffers()
-        array = np.frombuffer(data, dtype, len(values), at)
+        array = np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
         array.setflags(write=False)
         return array
     return values.to_numpy(zero_copy_only=False)
@@ -337,11 +316,11 @@ def is_plain(values: Any) -> bool:
     The array of some of its rows is then a part of its array. With nulls or lists it may have
     another type or shape.
     """
-    if values.null_count:
-        return False
-    if isinstance(values.type, pa.FixedShapeTensorType):
-        return not any(chunk.storage.flatten().null_count for chunk in values.chunks)
-    return _is_number(values.type) or bool(pa.types.is_boolean(values.type))
+    kind = values.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        nulls = values.null_count + sum(c.storage.flatten().null_count for c in values.chunks)
+        return not nulls
+    return not values.null_count and (_is_number(kind) or bool(pa.types.is_boolean(kind)))
 
 
 def values_of(values: Any) -> list[Any]:
@@ -349,24 +328,18 @@ def values_of(values: Any) -> list[Any]:
     if isinstance(values, pa.ChunkedArray):
         return [value for chunk in values.chunks for value in values_of(chunk)]
     kind = values.type
+    if not isinstance(kind, Pickled | Ragged | pa.FixedShapeTensorType):
+        plain = not values.null_count and _is_number(kind)
+        return list(to_numpy(values).tolist() if plain else values.to_pylist())
+    there = values.drop_null()
     if isinstance(kind, Pickled):
-        return [None if v is None else pickle.loads(v) for v in values.storage.to_pylist()]
-    if isinstance(kind, pa.FixedShapeTensorType):
-        if not values.null_count:
-            return list(to_numpy(values))
-        flat = values.storage.to_pylist()
-        dtype = kind.value_type.to_pandas_dtype()
-        return [None if v is None else np.array(v, dtype).reshape(kind.shape) for v in flat]
-    if isinstance(kind, Ragged):
-        data, shape = values.storage.field("data"), values.storage.field("shape")
-        valid = values.is_valid().to_pylist()
-        return [
-            flat.values.to_numpy(zero_copy_only=False).reshape(dimensions) if there else None
-            for flat, dimensions, there in zip(data, shape.to_pylist(), valid, strict=True)
-        ]
-    if not values.null_count and _is_number(kind):
-        return to_numpy(values).tolist()  # type: ignore[no-any-return]
-    return values.to_pylist()  # type: ignore[no-any-return]
+        found = map(pickle.loads, there.storage.to_pylist())
+    elif isinstance(kind, pa.FixedShapeTensorType):
+        found = iter(to_numpy(there))
+    else:
+        cells = zip(there.storage.field("data"), there.storage.field("shape"), strict=True)
+        found = (to_numpy(flat.values).reshape(shape.as_py()) for flat, shape in cells)
+    return [next(found) if valid else None for valid in values.is_valid().to_pylist()]
 
 
 def table_to_rows(table: Any) -> Iterator[dict[str, Any]]:
@@ -390,34 +363,28 @@ def from_file(table: Any) -> Any:
     pyarrow does not know stay as they are stored; nothing is unpickled.
     """
     for index, field in enumerate(table.schema):
-        metadata = field.metadata or {}
-        name = metadata.get(b"ARROW:extension:name", b"").decode()
-        if not name.startswith("ray.data.arrow_"):
+        kind = _ray_type(field)
+        if kind is None:
             continue
-        column_ = table.column(index)
-        arrays = [_ray_tensor(name, metadata, chunk) for chunk in column_.chunks]
-        if all(array is not None for array in arrays) and arrays:
-            table = table.set_column(index, pa.field(field.name, arrays[0].type), arrays)
+        with contextlib.suppress(pa.ArrowInvalid):  # cells of another size
+            chunks = table.column(index).cast(kind.storage_type).chunks
+            tensors = [pa.ExtensionArray.from_storage(kind, chunk) for chunk in chunks]
+            values = pa.chunked_array(tensors, kind)
+            table = table.set_column(index, pa.field(field.name, kind), values)
     return table
 
 
-def _ray_tensor(name: str, metadata: Mapping[bytes, bytes], chunk: Any) -> Any:
-    if isinstance(chunk, pa.ExtensionArray):
-        chunk = chunk.storage
-    if name.startswith("ray.data.arrow_tensor"):
-        described = json.loads(metadata.get(b"ARROW:extension:metadata", b"[]"))
-        shape = described["shape"] if isinstance(described, dict) else described
-        size = int(np.prod(shape))
-        flat = chunk.flatten()
-        if chunk.null_count or not size or len(flat) != size * len(chunk):
-            return None
-        storage = pa.FixedSizeListArray.from_arrays(flat, size)
-        return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(flat.type, shape), storage)
+def _ray_type(field: Any) -> Any:
+    """Return the type of Ray's tensors in a column of a file; None if it has none."""
+    metadata = field.metadata or {}
+    name = metadata.get(b"ARROW:extension:name", b"").decode()
     if name.startswith("ray.data.arrow_variable_shaped_tensor"):
-        kind = Ragged(chunk.type.field("data").type.value_type)
-        storage = chunk.cast(kind.storage_type)
-        return pa.ExtensionArray.from_storage(kind, storage)
-    return None
+        return Ragged.of(field.type.field("data").type.value_type)
+    if not name.startswith("ray.data.arrow_tensor"):
+        return None
+    described = json.loads(metadata.get(b"ARROW:extension:metadata", b"[]"))
+    shape = described["shape"] if isinstance(described, dict) else described
+    return None if 0 in shape else pa.fixed_shape_tensor(field.type.value_type, shape)
 
 
 def shown_type(kind: Any) -> str:
@@ -430,4 +397,4 @@ def shown_type(kind: Any) -> str:
 
 
 with contextlib.suppress(pa.ArrowKeyError):  # tables have it that are read from Arrow's own formats
-    pa.register_extension_type(Ragged(pa.int64()))
+    pa.register_extension_type(Ragged.of(pa.int64()))

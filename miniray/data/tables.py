@@ -69,29 +69,6 @@ def _remade(table: Any, name: str, make: Callable[[list[Any]], Any]) -> Any:
     return table if place < 0 else table.set_column(place, name, make(values))
 
 
-def rebatched(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[Any]:
-    """Yield tables of ``size`` rows each, the last one with what is left."""
-    return map(concat, _cut(tables, size, drop_last=drop_last))
-
-
-def _cut(tables: Iterable[Any], size: int, *, drop_last: bool = False) -> Iterator[list[Any]]:
-    """Yield the slices of tables that have ``size`` rows together, the last ones what is left."""
-    held: list[Any] = []
-    rows = 0
-    for table in tables:
-        start = 0
-        while rows + table.num_rows - start >= size:
-            stop = start + size - rows
-            held.append(table.slice(start, stop - start))
-            yield held
-            held, rows, start = [], 0, stop
-        if start < table.num_rows:
-            held.append(table.slice(start, table.num_rows - start))
-            rows += table.num_rows - start
-    if held and not drop_last:
-        yield held
-
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Some rows of a table, to be a batch.
@@ -145,14 +122,35 @@ def batched(tables: Iterable[Any], size: int | None, *, drop_last: bool = False)
     if size is None:
         yield from (Rows.of(table) for table in tables if table.num_rows)
         return
-    # Parts of tables whose columns have one chunk each.
-    pieces = (
-        Rows.of(pa.Table.from_batches([part]) if part.num_columns else part)
-        for table in tables
-        for part in (table.to_batches() if table.num_columns else [table])
-    )
-    for held in _cut(pieces, size, drop_last=drop_last):
-        yield held[0] if len(held) == 1 else Rows.of(concat([each.table for each in held]))
+    held: list[Rows] = []
+    rows = 0
+    for part in (part for table in tables for part in _parts(table)):
+        start = 0
+        while rows + part.num_rows - start >= size:
+            stop = start + size - rows
+            yield _together([*held, part.slice(start, stop - start)])
+            held, rows, start = [], 0, stop
+        if start < part.num_rows:
+            held.append(part.slice(start, part.num_rows - start))
+            rows += part.num_rows - start
+    if held and not drop_last:
+        yield _together(held)
+
+
+def _parts(table: Any) -> list[Rows]:
+    """Return the rows of a table in parts whose columns have one chunk each."""
+    if not table.num_columns:
+        return [Rows.of(table)]
+    return [Rows.of(pa.Table.from_batches([batch])) for batch in table.to_batches()]
+
+
+def _together(parts: list[Rows]) -> Rows:
+    return parts[0] if len(parts) == 1 else Rows.of(concat([part.table for part in parts]))
+
+
+def rebatched(tables: Iterable[Any], size: int) -> Iterator[Any]:
+    """Yield tables of ``size`` rows each, the last one with what is left."""
+    return (rows.table for rows in batched(tables, size))
 
 
 def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
@@ -167,7 +165,7 @@ def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
     for batch in batches:
         small = isinstance(batch, Arrays)
         if arrays and not (small and batch.kinds == kinds and batch.num_rows <= room):
-            yield _filled(arrays, rows, room)
+            yield _filled(arrays, rows)
             arrays = {}
         if not small:
             yield batch
@@ -181,21 +179,19 @@ def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
         for name, _, _ in kinds:
             arrays[name][start:rows] = batch.batch[name]
         if room < max(1, batch.num_rows):  # for another one like it
-            yield _filled(arrays, rows, room)
+            yield _filled(arrays, rows)
             arrays = {}
         del batch  # before the next one is made
     if arrays:
-        yield _filled(arrays, rows, room)
+        yield _filled(arrays, rows)
 
 
-def _filled(arrays: Mapping[str, Any], rows: int, room: int) -> Any:
-    """Return the first rows of arrays as a table, in memory of about its size."""
-    found = {name: array[:rows] for name, array in arrays.items()}
-    if rows < 3 * room:
-        found = {name: array.copy() for name, array in found.items()}
-    for array in found.values():
+def _filled(arrays: Mapping[str, Any], rows: int) -> Any:
+    """Return the first rows of arrays, which keep no memory for more, as a table."""
+    for array in arrays.values():
+        array.resize((rows, *array.shape[1:]), refcheck=False)
         array.setflags(write=False)
-    return batch_to_table(found)
+    return batch_to_table(arrays)
 
 
 def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
