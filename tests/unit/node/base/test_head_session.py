@@ -13,9 +13,8 @@ import pytest
 from miniray._proto import common_pb2, head_pb2
 from miniray.exceptions import AuthenticationError
 from miniray.messages import protocol as p
-from miniray.node.base import head_client, head_session
-from miniray.node.base.head_client import HeadClient
-from miniray.node.base.head_session import HeadSession
+from miniray.node.base import head_client
+from miniray.node.base.head_client import HeadClient, HeadSession
 
 MIB = 1 << 20
 
@@ -98,7 +97,7 @@ async def ready() -> None:
 def open_session(head: Refusing, monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
     channel: Any = types.SimpleNamespace(channel_ready=ready)
     member: Any = types.SimpleNamespace(hello=head_pb2.NodeHello)
-    monkeypatch.setattr(head_session.head_pb2_grpc, "HeadStub", lambda channel: head)
+    monkeypatch.setattr(head_client.head_pb2_grpc, "HeadStub", lambda channel: head)
     asyncio.run(HeadSession(channel).open(member, timeout, lambda waiting: []))
 
 
