@@ -19,14 +19,13 @@ from miniray.exceptions import describe_exit
 from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.head_client import HeadClient
 from miniray.node.code_cache import CodeRequests
-from miniray.node.membership import Membership
+from miniray.node.membership import Membership, WorkerNotices, attached
 from miniray.node.metrics import DeviceUse, NodeMetrics
 from miniray.node.objects.objects import SharedObjects
 from miniray.node.output_router import OutputRouter
 from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
 from miniray.node.relay.relay import NodeRequests, RelayHub
-from miniray.node.reports import WorkerNotices, attached
 from miniray.node.traffic import Traffic
 from miniray.node.web_door import WebDoor
 from miniray.node.workers.process_names import MemoryKills, ProcessNames

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from template_node import SLEEP, Node, alive, until, with_node, worker_spec
 
-from miniray.node.workers.templates import Templates
+from miniray.node.workers.lifecycle import Templates
 from miniray.node.workers.worker import Worker
 from miniray.worker import stdio
 

@@ -30,7 +30,14 @@ from miniray.exceptions import (
 from miniray.messages.value import encode_error
 from miniray.node.base.clients import run_in
 from miniray.node.base.template_client import TemplateClient, TemplateGoneError
-from miniray.node.workers.templates import IdleWorkers, Templates, surplus
+from miniray.node.workers.lifecycle import (
+    DeviceKeptError,
+    IdleWorkers,
+    Templates,
+    WorkerEnds,
+    quarantine_of,
+    surplus,
+)
 from miniray.node.workers.worker import (
     CommandOutput,
     Worker,
@@ -40,7 +47,6 @@ from miniray.node.workers.worker import (
     process_spec,
     started_report,
 )
-from miniray.node.workers.worker_ends import DeviceKeptError, WorkerEnds, quarantine_of
 from miniray.system.log_file import log_name
 from miniray.worker import stdio
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from miniray.messages.plain import Arguments
-from miniray.node.reports import WorkerNotices
+from miniray.node.membership import WorkerNotices
 
 
 def test_a_worker_that_leaves_has_the_usual_time_for_it_and_cannot_ask_for_another() -> None:

@@ -5,7 +5,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.config import config
-from miniray.node.workers.templates import IdleWorkers, surplus
+from miniray.node.workers.lifecycle import IdleWorkers, surplus
 
 if TYPE_CHECKING:
     import pytest
