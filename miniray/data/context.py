@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from miniray.data.plan import Compute, PoolSize
 from miniray.data.transforms import Udf
 from miniray.decorator import remote
 from miniray.system.option_checks import suggestion
@@ -157,11 +157,49 @@ class ActorPoolStrategy:
             raise ValueError(f"{self!r}: max_size is below min_size.")
 
     @property
-    def bounds(self) -> PoolSize:
-        """Least and most actors."""
-        if self.size is not None:
-            return PoolSize(self.size, self.size)
-        return PoolSize(self.min_size or 1, self.max_size or 0)
+    def bounds(self) -> tuple[int, int]:
+        """Least and most actors; 0: as many as the cluster can run."""
+        return self.size or self.min_size or 1, self.size or self.max_size or 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """What a step runs on.
+
+    Attributes:
+        least: Actors of its pool, at least; 0: it runs in tasks.
+        most: Actors or tasks at once, at most; 0: as many as the cluster can run.
+        initial: Actors at the beginning.
+        options: Options of tasks or actors: num_cpus, num_gpus and so on.
+    """
+
+    least: int = 0
+    most: int = 0
+    initial: int = 0
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_pool(self) -> bool:
+        return self.least > 0
+
+    @property
+    def demand(self) -> dict[str, float]:
+        """The resources that one actor or task holds."""
+        names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        found = {name: self.options.get(option) or 0 for name, option in names.items()}
+        return {**found, **(self.options.get("resources") or {})}
+
+    def actors(self, share: int = 1) -> int:
+        """Return how many actors a pool begins with that is divided among so many executions."""
+        return max(1, (self.initial or self.least) // share) if self.is_pool else 0
+
+    def held(self, share: int = 1) -> collections.Counter[str]:
+        """Return the resources that these actors hold."""
+        held: Any = {name: self.actors(share) * each for name, each in self.demand.items()}
+        return collections.Counter(held)
+
+
+TASKS = Compute()
 
 
 def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Udf, Compute]:
@@ -222,12 +260,12 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
                 f"{caller}({udf.name}) is a class, whose objects live in actors: use "
                 f"compute=ActorPoolStrategy(size=n), or give a function."
             )
-        return Compute(options=options, most=strategy.size)
+        return Compute(most=strategy.size or 0, options=options)
     if not isinstance(strategy, ActorPoolStrategy):
         raise ValueError(
             f"{caller}(compute={strategy!r}) must be a TaskPoolStrategy or an ActorPoolStrategy."
         )
-    return Compute(strategy.bounds, strategy.initial_size or 0, options)
+    return Compute(*strategy.bounds, strategy.initial_size or 0, options)
 
 
 def _from_concurrency(caller: str, udf: Udf, value: Any) -> TaskPoolStrategy | ActorPoolStrategy:

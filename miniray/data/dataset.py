@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from miniray.data.batches import StreamIterator, check_whole, no_attribute
 from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
-from miniray.data.context import DataContext, called_with
+from miniray.data.context import TASKS, Compute, DataContext, called_with
 from miniray.data.executor import table_of
 from miniray.data.expressions import Expr, parsed
 from miniray.data.plan import (
-    TASKS,
-    Compute,
     Limit,
     Read,
     Stage,

@@ -14,12 +14,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import cluster_resources, wait
-from miniray.data.context import DataContext
+from miniray.data.context import TASKS, DataContext
 from miniray.data.exchange import Aligned, Cut, together
 from miniray.data.feeds import (
     Setting,
     group_feed,
-    head_feed,
     inline_feed,
     limit_feed,
     source_feed,
@@ -42,7 +41,7 @@ from miniray.data.plan import (
     walk,
 )
 from miniray.data.sources import CutWish, ReadUnit, ranged
-from miniray.data.stages import PoolStage, TaskStage
+from miniray.data.stages import StageCalls
 from miniray.data.stats import RUNNING, ExecutionStats, RowProgress
 from miniray.data.tables import concat
 from miniray.data.transforms import DataError, Gather
@@ -52,8 +51,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from miniray.data.context import ExecutionOptions
+    from miniray.data.exchange import How
     from miniray.data.feeds import Feed
     from miniray.data.plan import PlanNode
+
+    #: The units of each partition, by input.
+    Partitions = collections.deque[list[Sequence[ReadUnit]]]
 
 #: Blocks that are cut together, and of about so many a partition is made.
 _TOGETHER = 4
@@ -69,28 +72,22 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
         return source_feed(node.units(wish))
     if isinstance(node, Union):
         return union_feed(_feed(each, setting, wish) for each in node.inputs)
-    if isinstance(node, Limit):
-        (below,) = node.inputs
-        if isinstance(below, Union | Exchange) and count_of(below) is None:
-            below = _read_by_tasks(below)  # blocks tell their rows, of which so many are wanted
-        feed = _feed(below, setting, wish)
-        if isinstance(below, Read) and below.source.count() is None:
-            feed = _run(Stage((below,), ()), head_feed(feed, node.rows), setting)
-        return limit_feed(feed, node.rows)
-    if isinstance(node, Regroup):
-        feed = _feed(_read_by_tasks(node.inputs[0]), setting, wish)
-        groups = group_feed(feed, node.rows, strict=node.strict)
-        return _run(Stage(node.inputs, (Gather(),)), groups, setting)
     if isinstance(node, Exchange):
         return _exchange_feed(node, setting)
+    (below,) = node.inputs
+    if isinstance(node, Limit):
+        below = _blocks(below) if count_of(below) is None else below
+        return limit_feed(_feed(below, setting, wish), node.rows)
+    if isinstance(node, Regroup):
+        feed = _feed(_blocks(below), setting, wish)
+        groups = group_feed(feed, node.rows, strict=node.strict)
+        return _run(Stage(node.inputs, (Gather(),)), groups, setting)
     assert isinstance(node, Stage)
-    parts = 1
+    parts, compute = 1, node.compute
     if node.user and not setting.local:
-        pool = node.compute.pool
-        slots = setting.slots(node.compute) if pool is None else max(pool)
+        slots = max(compute.least, compute.most) if compute.is_pool else setting.slots(compute)
         parts = setting.context.read_op_min_num_blocks * slots
     target = setting.context.target_max_block_size
-    (below,) = node.inputs
     feed = group_feed(_feed(below, setting, CutWish(target, parts, node.least)), node.least)
     if isinstance(below, Exchange) and below.partitions is not None and not node.steps:
         target = 0  # so many blocks were asked for
@@ -104,8 +101,18 @@ def _run(stage: Stage, below: Feed, setting: Setting, target: int | None = None)
     work = StageWork(stage.steps, size, context.retried_io_errors)
     if setting.local:
         return inline_feed(below, work)
-    kind = TaskStage if stage.compute.pool is None else PoolStage
-    return kind(stage, work, setting).feed(below)
+    return StageCalls(stage, work, setting).feed(below)
+
+
+def _blocks(node: PlanNode) -> PlanNode:
+    """Return a node whose units tell their rows: a stage on top where they have to be read."""
+    below = node.inputs[0] if isinstance(node, Limit) and count_of(node) is not None else node
+    known = isinstance(below, Read) and below.source.made and count_of(below) is not None
+    if isinstance(below, Read | Exchange) and not known:
+        return Stage((node,), ())
+    if isinstance(node, Union | Limit):
+        return dataclasses.replace(node, inputs=tuple(map(_blocks, node.inputs)))
+    return node
 
 
 def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
@@ -118,121 +125,98 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
     target = setting.context.target_max_block_size
     # Feeds that were drained stay open: pools may have to make their blocks again.
     with contextlib.ExitStack() as drained:
-        sides = []
-        for below in node.inputs:  # blocks tell their rows
-            feed = _feed(_read_by_tasks(below), setting, CutWish(target))
+        sides: list[collections.deque[ReadUnit]] = []
+        for below in node.inputs:
+            feed = _feed(_blocks(below), setting, CutWish(target))
             sides.append((yield from _drain(feed, drained)))
         total = sum(unit.size for side in sides for unit in side)
         if isinstance(how, Aligned):
-            yield from _aligned(node, sides, node.partitions or -(-total // target) or 1)
-            yield from itertools.repeat(None)
-        # As many pieces as a driver can know of, and not too few for a store to hold two calls.
-        each = min(max(_TOGETHER * target, total // _MOST), setting.bytes_in_flight // 2)
-        parts = node.partitions or -(-total // each) or 1
-        bounds: Sequence[Any] = []
-        if parts > 1:
-            samples: list[Any] = []
-            if isinstance(how, Ordered) and not how.given:
+            partitions = _aligned(sides, node.partitions or -(-total // target) or 1)
+        else:
+            # As many pieces as a driver can know of, and not too few for a store to hold two calls.
+            each = min(max(_TOGETHER * target, total // _MOST), setting.bytes_in_flight // 2)
+            parts = node.partitions or -(-total // each) or 1
+            bounds: Sequence[Any] = []
+            if parts > 1:
                 samples = yield from _sampled(how, sides, setting, drained)
-            bounds = how.bounds(samples, parts)
-        if not bounds:
-            yield together(sides, how)
-            yield from itertools.repeat(None)
-        pieces = []
-        for side, units in enumerate(sides):
-            cut = Cut(how, side, bounds)
-            pieces.append((yield from _cut(cut, _calls(units, each), setting, drained)))
-    for place in range(len(bounds) + 1):
-        unit = [together([own[place] for own in pieces], how, (place, len(bounds) + 1))]
-        for own in pieces:
-            own[place] = []
-        yield unit.pop()
-    yield from itertools.repeat(None)
+                bounds = how.bounds(samples, parts)
+            partitions = collections.deque([[*sides]])
+            if bounds:
+                partitions = yield from _cut(how, bounds, sides, each, setting, drained)
+                drained.close()
+        count = len(partitions)
+        for place in range(count):
+            yield together(partitions.popleft(), how, (place, count))
+        yield from itertools.repeat(None)
 
 
-def _drain(feed: Feed, drained: contextlib.ExitStack) -> Generator[list[Any], None, list[ReadUnit]]:
-    """Return all units of a feed, yielding what it waits for meanwhile."""
+def _drain(
+    feed: Feed, drained: contextlib.ExitStack
+) -> Generator[list[Any], None, collections.deque[ReadUnit]]:
+    """Return all units of a feed, yielding what it waits for meanwhile.
+
+    Their keys are the numbers of their first rows.
+    """
     drained.enter_context(contextlib.closing(feed))
-    found = []
+    found: collections.deque[ReadUnit] = collections.deque()
+    rows = 0
     while (item := next(feed)) is not None:
         if isinstance(item, ReadUnit):
-            found.append(item)
+            found.append(dataclasses.replace(item, key=rows))
+            rows += item.rows or 0
         else:
             yield item
     return found
 
 
-def _aligned(node: Exchange, sides: Sequence[list[ReadUnit]], parts: int) -> Iterator[ReadUnit]:
+def _aligned(sides: Sequence[Sequence[ReadUnit]], parts: int) -> Partitions:
     rows = check_lengths([sum(unit.rows or 0 for unit in side) for side in sides]) or 0
     ends = [part * rows // parts for part in range(parts + 1)]
-    for place, (low, high) in enumerate(itertools.pairwise(ends)):
-        cut = [ranged(side, low, high) or [side[0].part(0, 0)] for side in sides if side]
-        if cut:
-            yield together(cut, node.how, (place, parts))
+    return collections.deque(
+        [ranged(side, low, high) or [side[0].part(0, 0)] for side in sides if side]
+        for low, high in itertools.pairwise(ends)
+        if any(sides)
+    )
 
 
 def _sampled(
-    how: Ordered,
-    sides: Sequence[list[ReadUnit]],
+    how: How,
+    sides: Sequence[Sequence[ReadUnit]],
     setting: Setting,
     drained: contextlib.ExitStack,
 ) -> Generator[list[Any], None, list[Any]]:
-    """Return keys of rows of some units."""
-    tables = []
-    for side, units in enumerate(sides):
-        some = units[:: -(-len(units) // _LOOKED_AT) or 1]
-        feed = _run(Stage((), (KeySample(how, side),)), source_feed(some), setting)
-        tables += [table_of(unit) for unit in (yield from _drain(feed, drained))]
+    """Return keys of rows of some units, if bounds are chosen by these."""
+    tables: list[Any] = []
+    if isinstance(how, Ordered) and not how.given:
+        for side, units in enumerate(sides):
+            some = itertools.islice(units, 0, None, -(-len(units) // _LOOKED_AT) or 1)
+            feed = _run(Stage((), (KeySample(how, side),)), source_feed(some), setting)
+            tables += map(table_of, (yield from _drain(feed, drained)))
     return tables
 
 
 def _cut(
-    step: Cut, calls: Iterator[ReadUnit], setting: Setting, drained: contextlib.ExitStack
-) -> Generator[list[Any], None, list[list[ReadUnit]]]:
-    """Return the pieces of each partition, in the order of the rows."""
+    how: How,
+    bounds: Sequence[Any],
+    sides: Sequence[collections.deque[ReadUnit]],
+    size: int,
+    setting: Setting,
+    drained: contextlib.ExitStack,
+) -> Generator[list[Any], None, Partitions]:
+    """Return the pieces of each partition, in the order of the rows, cut by calls of some bytes."""
     unordered = dataclasses.replace(setting, ordered=False)
-    found = yield from _drain(
-        _run(Stage((), (step,)), source_feed(calls), unordered, target=0), drained
-    )
-    parts = len(step.bounds) + 1
-    if not setting.local:
-        found.sort(key=lambda unit: unit.place or (0, 0))
-    pieces: list[list[ReadUnit]] = [[] for _ in range(parts)]
-    for number, unit in enumerate(found):
-        pieces[unit.place.number if unit.place else number % parts].append(unit)
+    parts = range(len(bounds) + 1)
+    pieces: collections.deque[Any] = collections.deque([[] for _ in sides] for _ in parts)
+    for side, units in enumerate(sides):
+        # They are taken out, so that a block is freed when the call has cut it.
+        blocks = source_feed(units.popleft() for _ in range(len(units)))
+        calls = group_feed(blocks, size, by_size=True)
+        stage = Stage((), (Cut(how, side, bounds),))
+        found = yield from _drain(_run(stage, calls, unordered, target=0), drained)
+        for unit in sorted(found, key=lambda unit: unit.place or ()):
+            assert unit.place is not None
+            pieces[unit.place.number][side].append(unit)
     return pieces
-
-
-def _calls(units: list[ReadUnit], size: int) -> Iterator[ReadUnit]:
-    """Yield units of about so many bytes, each with the number of its first row.
-
-    They are taken out of the list, so that a block is freed when the call has cut it.
-    """
-    held: list[ReadUnit] = []
-    have = rows = 0
-    units.reverse()
-    while units:
-        unit = units.pop()
-        held.append(unit)
-        have += unit.size
-        if have >= size:
-            yield together([held], key=rows)
-            rows += sum(each.rows or 0 for each in held)
-            held, have = [], 0
-    if held:
-        yield together([held], key=rows)
-
-
-def _read_by_tasks(node: PlanNode) -> PlanNode:
-    """Return a node whose units are blocks: one more stage where they are of a source."""
-    if isinstance(node, Exchange) or (isinstance(node, Read) and not node.source.made):
-        return Stage((node,), ())
-    below = node.inputs[0] if isinstance(node, Limit) else None
-    if isinstance(below, Read) and not below.source.made and count_of(node) is not None:
-        return Stage((node,), ())
-    if isinstance(node, Union | Limit):
-        return dataclasses.replace(node, inputs=tuple(map(_read_by_tasks, node.inputs)))
-    return node
 
 
 def execute(
@@ -259,39 +243,40 @@ def execute(
     Raises:
         DataError: A function of the user or a file has failed.
     """
-    context = DataContext.get_current()
     root = optimised(plan)
+    context = DataContext.get_current()
+    options = options or context.execution_options
+    errors = context.max_errored_blocks if below is None else 0
+    context = dataclasses.replace(context, execution_options=options, max_errored_blocks=errors)
     if local is None:
         local = not has_user_code(root) and below is None and _is_small(root, context)
-    errors = context.max_errored_blocks if below is None else 0
-    options = options or context.execution_options
     resources = {} if local else cluster_resources()
     if not local:
         _check_pools(root, resources, share)
     setting = Setting(
-        dataclasses.replace(context, max_errored_blocks=errors, execution_options=options),
+        context,
         local=local,
         ordered=options.preserve_order if ordered is None else ordered,
         whole=below is None,
         share=share,
         resources=resources,
-        pooled=pools_hold(root, share).get("CPU", 0),
+        pooled=pools_hold(root, share)["CPU"],
         stats=stats or ExecutionStats(root.name),
     )
     if context.print_on_execution_start:
         print(explained(root))  # noqa: T201 -- asked for
-    progress = RowProgress(setting.stats) if context.enable_progress_bars else None
     if below is None:
+        made = isinstance(root, Read) and root.source.made
         wish = CutWish(context.target_max_block_size)
-        feed = _feed(root if local else _read_by_tasks(root), setting, wish)
+        feed = _feed(root if local or made else _blocks(root), setting, wish)
     else:
         feed = below
         found = chain(root)
         assert found is not None
-        _, stages = found
-        for stage in stages or (Stage((root,), ()),):
+        for stage in found[1] or (Stage((root,), ()),):
             feed = _run(stage, feed, setting)
     # Calls begin with the first look for a block, which does not wait for one.
+    progress = RowProgress(setting.stats, shown=context.enable_progress_bars)
     return _drained(feed, None if local else next(feed), setting.stats, progress)
 
 
@@ -299,7 +284,7 @@ def _drained(
     feed: Feed,
     first: ReadUnit | list[Any] | None,
     stats: ExecutionStats,
-    progress: RowProgress | None,
+    progress: RowProgress,
 ) -> Iterator[ReadUnit]:
     """Yield the units of a feed, of which ``first`` was read before; wait where it has none."""
     RUNNING.add(stats)
@@ -308,8 +293,7 @@ def _drained(
         item = first or next(feed)
         del first  # else its block would stay in memory
         while item:  # a feed that waits for nothing was given less than it needs
-            if progress is not None:
-                progress.tell()
+            progress.tell()
             if isinstance(item, ReadUnit):
                 stats.asking = False
                 yield item
@@ -325,12 +309,11 @@ def _drained(
     finally:
         RUNNING.discard(stats)
         stats.ended = time.perf_counter()
-        if progress is not None:
-            progress.close()
+        progress.close()
         feed.close()
 
 
-def pools_hold(node: PlanNode, share: int = 1) -> Mapping[str, float]:
+def pools_hold(node: PlanNode, share: int = 1) -> collections.Counter[str]:
     """Return the resources that the pools of a plan hold at least, at one time.
 
     Args:
@@ -340,17 +323,14 @@ def pools_hold(node: PlanNode, share: int = 1) -> Mapping[str, float]:
     found: collections.Counter[str] = collections.Counter()
     ends: collections.Counter[str] = collections.Counter()
     for each in node.inputs:  # one after another
-        found |= ends + collections.Counter(pools_hold(each, share))
+        found |= ends + pools_hold(each, share)
         if isinstance(node, Exchange):  # a pool that ends an input lives until its blocks are cut
-            ends.update(_own_pool(each, share))
-    return found + collections.Counter(_own_pool(node, share))
+            ends += _own_pool(each, share)
+    return found + _own_pool(node, share)
 
 
-def _own_pool(node: PlanNode, share: int) -> dict[str, Any]:
-    if not isinstance(node, Stage) or node.compute.pool is None:
-        return {}
-    actors = node.compute.actors(share)
-    return {name: actors * amount for name, amount in node.compute.demand.items()}
+def _own_pool(node: PlanNode, share: int) -> collections.Counter[str]:
+    return (node.compute if isinstance(node, Stage) else TASKS).held(share)
 
 
 def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) -> dict[str, float]:
@@ -364,10 +344,9 @@ def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) ->
         resources: What there is.
         share: How many executions there are, among which pools are divided.
     """
-    own = [_own_pool(each, share) for each in walk(node)]
-    found = {}
+    found: dict[str, float] = {}
     for name, amount in pools_hold(node, share).items():
-        alone = 0 if name == "CPU" else max(pool.get(name, 0) for pool in own)
+        alone = 0 if name == "CPU" else max(_own_pool(each, share)[name] for each in walk(node))
         there = max(resources.get(name, 0), alone)
         if round(share * amount - there, 4) > 0:  # amounts have four decimals
             found[name] = share * amount

@@ -16,7 +16,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from miniray.data.exchange import together
-from miniray.data.sources import BlockRows, ReadUnit
+from miniray.data.sources import BlockRows, Place, ReadUnit
 from miniray.data.stats import ExecutionStats
 from miniray.data.transforms import Where
 from miniray.data.work import seed
@@ -24,8 +24,7 @@ from miniray.data.work import seed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from miniray.data.context import DataContext, ExecutionOptions
-    from miniray.data.plan import Compute
+    from miniray.data.context import Compute, DataContext
     from miniray.data.work import StageWork
 
 Feed = Generator[ReadUnit | list[Any] | None, None, None]
@@ -55,10 +54,6 @@ class Setting:
     pooled: float = 0
     stats: ExecutionStats = dataclasses.field(default_factory=ExecutionStats)
 
-    @property
-    def options(self) -> ExecutionOptions:
-        return self.context.execution_options
-
     def slots(self, compute: Compute, heap: int = 0) -> int:
         """Return how many calls, each of a heap of so many bytes, the cluster can run, and may."""
         demand = _demand(compute)
@@ -69,7 +64,7 @@ class Setting:
 
     def allowed(self, compute: Compute) -> float:
         """Return how many calls of a kind may run at once, whatever the cluster has."""
-        limits, demand = self.options.resource_limits, _demand(compute)
+        limits, demand = self.context.execution_options.resource_limits, _demand(compute)
         found = [
             limit / demand[name]
             for name, limit in (("CPU", limits.cpu), ("GPU", limits.gpu))
@@ -77,16 +72,20 @@ class Setting:
         ]
         return max(1, min([*found, compute.most or math.inf]))
 
-    def actors_at_most(self, compute: Compute) -> int:
-        """Return how many actors leave a CPU to the tasks that feed them."""
-        each = compute.options.get("num_cpus", 0)
-        others = self.pooled - compute.actors(self.share) * each
-        return int((self.resources.get("CPU", 0) - 1 - others) / each) if each else 2**31
+    def actors(self, compute: Compute) -> tuple[int, int]:
+        """Return how many actors a pool begins with, and may have: tasks need a CPU beside them."""
+        most = compute.most or max(compute.least, self.slots(compute))
+        each = compute.options.get("num_cpus")
+        if each:
+            others = self.pooled - compute.held(self.share)["CPU"]
+            most = min(most, int((self.resources.get("CPU", 0) - 1 - others) / each))
+        most = max(1, most // self.share)
+        return min(most, compute.actors(self.share)), most
 
     @property
     def bytes_in_flight(self) -> int:
         """The most bytes of blocks that a stage may have made and not handed on."""
-        limit = self.options.resource_limits.object_store_memory
+        limit = self.context.execution_options.resource_limits.object_store_memory
         store = self.resources.get("object_store_memory", 0) / 4
         return int(limit if limit is not None else store) or 2**62
 
@@ -123,36 +122,30 @@ def limit_feed(below: Feed, rows: int) -> Feed:
     yield from itertools.repeat(None)
 
 
-def head_feed(below: Feed, rows: int) -> Feed:
-    """Yield the first rows of each unit, where nobody knows how many these have."""
-    with contextlib.closing(below):
-        for item in below:
-            yield item.part(0, rows) if isinstance(item, ReadUnit) else item
-
-
-def group_feed(below: Feed, rows: int, *, strict: bool = False) -> Feed:
+def group_feed(below: Feed, wanted: int, *, strict: bool = False, by_size: bool = False) -> Feed:
     """Put units together, so that each has as many rows as are wanted.
 
     Args:
         below: Gives the units.
-        rows: How many are wanted.
+        wanted: How many rows.
         strict: Whether no unit but the last has more or less.
+        by_size: Whether bytes are wanted in place of rows.
     """
     held: list[ReadUnit] = []
     have = 0
     with contextlib.closing(below):
         while True:
-            while have < rows:
+            while have < wanted:
                 item = next(below)
                 if isinstance(item, ReadUnit):
                     held.append(item)
-                    # A unit of unknown size goes alone.
-                    have += rows if item.rows is None else item.rows
+                    found = item.size if by_size else item.rows
+                    have += wanted if found is None else found  # of unknown size: it goes alone
                 elif item is not None or not held:
                     yield item
                 else:  # the rest
                     break
-            over, last = have - rows, held[-1].rows
+            over, last = have - wanted, held[-1].rows
             rest: list[ReadUnit] = []
             if strict and over > 0 and last is not None:
                 rest = [held[-1].part(last - over, last)]
@@ -165,20 +158,22 @@ def group_feed(below: Feed, rows: int, *, strict: bool = False) -> Feed:
 def inline_feed(below: Feed, work: StageWork) -> Feed:
     """Run the steps of a stage in this process, and yield their blocks."""
     work = work.prepared()
-    index = 0
+    user = any(step.user for step in work.steps)
+    calls = 0
     with contextlib.closing(below):
         for unit in below:
             if not isinstance(unit, ReadUnit):
                 yield unit
                 continue
-            where = Where(unit.label, index_of(unit, index))
+            where = Where(unit.label, index_of(unit, calls))
+            calls += 1
             # Without code of the user, the program's random numbers stay as they are.
-            if work.user or unit.content.user:
+            if user or unit.content.user:
                 seed(where)
             tables = work.tables(where, unit, unit.values())
-            for number, table in enumerate(tables):
-                yield BlockRows.unit(table, key=key_of(unit.key, number))
-            index += 1
+            for made, table in enumerate(tables):
+                block = BlockRows.unit(table, key=key_of(unit.key, made))
+                yield dataclasses.replace(block, place=Place(calls, made))
 
 
 def index_of(unit: ReadUnit, place: int) -> int:

@@ -4,55 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from miniray.data.context import TASKS, Compute
 from miniray.data.transforms import Columns, FilterExpr, Transform
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from miniray.data.exchange import How
     from miniray.data.sources import CutWish, Datasource, ReadUnit
-
-
-class PoolSize(NamedTuple):
-    """How many actors a pool has."""
-
-    least: int
-    #: 0: as many as the cluster can run.
-    most: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Compute:
-    """What a step runs on.
-
-    Attributes:
-        pool: The actors; None: tasks.
-        initial: Actors at the beginning.
-        options: Options of tasks or actors: num_cpus, num_gpus and so on.
-        most: Tasks at once, at most; None: as many as there are CPUs.
-    """
-
-    pool: PoolSize | None = None
-    initial: int = 0
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    most: int | None = None
-
-    def actors(self, share: int = 1) -> int:
-        """Return how many actors a pool begins with that is divided among so many executions."""
-        assert self.pool is not None
-        return max(1, (self.initial or self.pool.least) // share)
-
-    @property
-    def demand(self) -> dict[str, float]:
-        """The resources that one actor holds."""
-        names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        found = {name: self.options.get(option) or 0 for name, option in names.items()}
-        return {**found, **(self.options.get("resources") or {})}
-
-
-TASKS = Compute()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,22 +29,29 @@ class PlanNode:
 
 @dataclasses.dataclass(frozen=True)
 class Read(PlanNode):
-    """Reads a source."""
+    """Reads a source.
+
+    Attributes:
+        shuffle: From which an order of the units is drawn; None: as they come.
+        head: Rows of each unit, at most; None: all.
+    """
 
     inputs: tuple[PlanNode, ...] = dataclasses.field(default=(), init=False)
     source: Datasource
     shuffle: int | None = None
+    head: int | None = None
 
     @property
     def name(self) -> str:
         return self.source.name
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        if self.shuffle is None:
-            return self.source.units(wish)
-        units = list(self.source.units(wish))
-        random.Random(self.shuffle).shuffle(units)  # noqa: S311 -- no secret
-        return iter(units)
+        units = self.source.units(wish)
+        if self.shuffle is not None:
+            found = list(units)
+            random.Random(self.shuffle).shuffle(found)  # noqa: S311 -- no secret
+            units = iter(found)
+        return units if self.head is None else (unit.part(0, self.head) for unit in units)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,47 +141,38 @@ class Stage(PlanNode):
 
 def optimised(node: PlanNode) -> PlanNode:
     """Return the plan in stages, with columns, filters and limits moved to where rows are read."""
-    inputs = tuple(optimised(each) for each in node.inputs)
+    inputs = tuple(map(optimised, node.inputs))
     if inputs != node.inputs:
         node = dataclasses.replace(node, inputs=inputs)
-    if isinstance(node, Limit):
-        return _limited(node)
-    if not isinstance(node, Stage):
-        return node
-    (below,) = inputs
-    if isinstance(below, Read) and (pushed := _pushed(below, node.steps)) is not None:
-        return pushed
-    if isinstance(below, Stage) and (compute := _together(below, node)) is not None:
-        return Stage(below.inputs, (*below.steps, *node.steps), compute)
+    match node:
+        case Limit(inputs=(Limit() as below,)):
+            return optimised(Limit(below.inputs, min(below.rows, node.rows)))
+        case Limit(inputs=(Stage(keeps_count=True) as below,)):
+            return dataclasses.replace(below, inputs=(optimised(Limit(below.inputs, node.rows)),))
+        case Limit(inputs=(Read() as read,)) if read.source.count() is None:
+            return Limit((dataclasses.replace(read, head=node.rows),), node.rows)
+        case Stage(inputs=(Read() as read,), steps=[step]) if source := _pushed(read.source, step):
+            return dataclasses.replace(read, source=source)
+        case Stage(inputs=(Stage() as below,)) if compute := _together(below, node):
+            return Stage(below.inputs, (*below.steps, *node.steps), compute)
     return node
 
 
 def _together(below: Stage, above: Stage) -> Compute | None:
     """Return what one stage of both runs on; None: they are two."""
-    if not above.user or (below.compute == above.compute and above.compute.pool is None):
+    if not above.user or (below.compute == above.compute and not above.compute.is_pool):
         return below.compute
-    return above.compute if not below.user and above.compute.pool is None else None
+    return None if below.user or above.compute.is_pool else above.compute
 
 
-def _pushed(read: Read, steps: Sequence[Transform]) -> PlanNode | None:
-    """Return a read that does what a step would do; None if it can't."""
-    source = None
-    match steps:
-        case [Columns(method="select", names=names)]:
-            source = read.source.selected(list(names))
-        case [FilterExpr(expr=expr)]:
-            source = read.source.filtered(expr)
-    return None if source is None else dataclasses.replace(read, source=source)
-
-
-def _limited(node: Limit) -> PlanNode:
-    """Move a limit below what keeps the count of rows."""
-    below = node.inputs[0]
-    if isinstance(below, Limit):
-        return Limit(below.inputs, min(below.rows, node.rows))
-    if isinstance(below, Stage) and below.keeps_count:
-        return dataclasses.replace(below, inputs=(_limited(Limit(below.inputs, node.rows)),))
-    return node
+def _pushed(source: Datasource, step: Transform) -> Datasource | None:
+    """Return a source that does what a step would do; None if it can't."""
+    match step:
+        case Columns(method="select", names=names):
+            return source.selected(list(names))
+        case FilterExpr(expr=expr):
+            return source.filtered(expr)
+    return None
 
 
 def walk(node: PlanNode) -> Iterator[PlanNode]:
@@ -242,12 +201,7 @@ def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
 
 def counted(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
     """Return what ``chain`` does if rows are known by number; None if they are not."""
-    found = chain(node)
-    if found is None:
-        return None
-    read, stages = found
-    known = all(stage.keeps_count for stage in stages) and read.source.count() is not None
-    return found if known else None
+    return None if count_of(node) is None else chain(node)
 
 
 def stacked(node: PlanNode, stages: Sequence[Stage]) -> PlanNode:
@@ -305,10 +259,10 @@ def explained(node: PlanNode, depth: int = 0, *, stages: bool = True) -> str:
     if isinstance(node, Stage) and not stages:
         name = "->".join(step.name for step in node.steps)
     elif isinstance(node, Stage):
-        pool, options = node.compute.pool, dict(node.compute.options)
-        most = pool.most or "any number of" if pool is not None else 0
-        runs = "tasks" if pool is None else f"pool of {pool.least} to {most} actors"
-        where = f"  [{runs}] {options or ''}".rstrip()
+        compute = node.compute
+        most = compute.most or "any number of"
+        runs = f"pool of {compute.least} to {most} actors" if compute.is_pool else "tasks"
+        where = f"  [{runs}] {dict(compute.options) or ''}".rstrip()
         if isinstance(below[0], Read):
             below = ()  # in the name of the stage
     line = f"{'   ' * depth}{'+- ' if depth else ''}{name}{where}"

@@ -7,7 +7,9 @@ at two blocks that nobody has read. So what is in flight is bounded by windows, 
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.api import get, is_initialized, kill
 from miniray.data.feeds import index_of, key_of
@@ -41,67 +43,72 @@ _AHEAD = 2
 _POOL_AHEAD = 4
 
 
-class Running:
-    """A call of a stage: gives its blocks in order."""
+class Call(NamedTuple):
+    """A call of a stage that is not read to its end."""
 
-    def __init__(
-        self, generator: Any, where: Where, number: int, key: int | None, actor: Any = None
-    ) -> None:
-        self.generator = generator
-        self.label = where.label
-        self.actor = actor
-        self._key = key
-        self._number = number
-        self._block: Any = None
-        self._rows = 0
+    #: What gives refs of its blocks and records in turns.
+    generator: Any
+    blocks: Feed
+    #: The task or the method of an actor that runs it.
+    runner: Any
 
-    def take(self, stats: StageStats) -> ReadUnit | None:
-        """Return the next block, if it is there.
 
-        Raises:
-            DataError: The call has failed.
-        """
-        block = self._block = self._block or self._next()
-        ref = self._next() if block is not None else None
-        if ref is None:
-            if block is not None and self.generator.is_finished():
-                self._block = None
-                self._get(block)  # an error comes last
-            return None
-        self._block = None
-        record = self._get(ref)
-        if record.first != self._rows:
+def blocks_of(generator: Any, unit: ReadUnit, number: int, stats: StageStats) -> Feed:
+    """Yield the blocks of a call in order.
+
+    Args:
+        generator: Gives refs of blocks and records in turns.
+        unit: What they are made of, without its refs.
+        number: Which call of its stage this is.
+        stats: Where blocks are counted.
+
+    Raises:
+        DataError: The call has failed.
+    """
+    label, rows = unit.label, 0
+    content = BlockRows(f"a block of {label}")
+    for made in itertools.count():
+        refs: list[Any] = []  # of a block, and of its record
+        while len(refs) < 2:
+            # Ray may announce a ref at the end, where none is.
+            ref = next(generator, None) if generator.next_ready() else None
+            if ref is not None:
+                refs.append(ref)
+            elif not generator.is_finished():
+                yield [generator]
+            elif refs:
+                _value(refs.pop(), label)  # an error comes last
+            else:
+                yield from itertools.repeat(None)
+        record = _value(refs.pop(), label)
+        if record.first != rows:
             raise DataError(
-                f"{self.label} ran again after its process had died, and gave other rows than "
+                f"{label} ran again after its process had died, and gave other rows than "
                 f"before. Functions must make the same of the same rows."
             )
-        self._rows += record.rows
+        rows += record.rows
         stats.add(record)
-        place = Place(self._number, record.number)
-        key = key_of(self._key, record.number)
-        content = BlockRows(f"a block of {self.label}")
-        return ReadUnit(content, record.rows, record.size, (block,), key=key, place=place)
+        yield ReadUnit(
+            content,
+            record.rows,
+            record.size,
+            refs=(refs.pop(),),
+            key=key_of(unit.key, made),
+            place=Place(number, made),
+        )
 
-    def _next(self) -> Any:
-        """Return the next ref, if it is there. Ray may announce one at the end, where none is."""
-        return next(self.generator, None) if self.generator.next_ready() else None
 
-    def _get(self, ref: Any) -> Any:
-        try:
-            return get(ref)
-        except DataError as error:
-            raise DataError(_told(error)) from None
-        except TaskError as error:
-            raise DataError(f"Reading {self.label} failed: {_told(error)}") from error
-        except MinirayError as error:
-            if isinstance(error, ActorDiedError) and error.creation_error is not None:
-                raise DataError(_told(error.creation_error)) from None
-            raise DataError(f"The task for {self.label} has ended: {error}") from error
-
-    @property
-    def ended(self) -> bool:
-        """Whether all was taken."""
-        return self._block is None and self.generator.is_finished()
+def _value(ref: Any, label: str) -> Any:
+    try:
+        return get(ref)
+    except DataError as error:
+        raise DataError(_told(error)) from None
+    except TaskError as error:
+        raise DataError(f"Reading {label} failed: {_told(error)}") from error
+    except MinirayError as error:
+        if isinstance(error, ActorDiedError) and error.creation_error is not None:
+            raise DataError(_told(error.creation_error)) from None
+        raise DataError(f"The task for {label} has ended: {error}") from error
 
 
 def _told(error: MinirayError) -> str:
@@ -112,8 +119,12 @@ def _told(error: MinirayError) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-class TaskStage:
-    """Runs a stage in tasks."""
+class StageCalls:
+    """Runs a stage in tasks, or in the actors of a pool, which live until their blocks were read.
+
+    What runs calls is one task, or a method of each actor: the next call goes to the one that has
+    the fewest.
+    """
 
     def __init__(self, stage: Stage, work: StageWork, setting: Setting) -> None:
         self._stage = stage
@@ -121,28 +132,36 @@ class TaskStage:
         self._work = work
         self._setting = setting
         self._stats = StageStats(stage.name, _total(stage) if setting.whole else None)
-        self._calls: collections.deque[Running] = collections.deque()
+        self._calls: collections.deque[Call] = collections.deque()
         self._inputs: collections.deque[ReadUnit] = collections.deque()  # no call has them yet
         below = stage.inputs[0] if stage.inputs else None
         #: A pool that feeds this stage does not wait until that has CPUs.
-        self._behind_pool = isinstance(below, Stage) and below.compute.pool is not None
-        self._index = 0
+        self._behind_pool = isinstance(below, Stage) and below.compute.is_pool
         self._ended = False  # there is no more input
+        self._actors: list[Any] = []
+        self._load: dict[Any, int] = {}  # calls of each runner
+        self._most = 1  # runners
 
     def feed(self, below: Feed) -> Feed:
         """Run the stage over another feed, and yield its blocks.
 
         It starts calls while the window has room, and there is input.
         """
-        self._start_up()
-        try:
-            while True:
-                yield self._next(below)
-        finally:
-            for call in self._calls:
-                call.generator.close()
-            self._end()
-            below.close()
+        first = 1
+        if self._compute.is_pool:
+            first, self._most = self._setting.actors(self._compute)
+        with contextlib.closing(below):
+            try:
+                for _ in range(first):
+                    self._add_runner()
+                while True:
+                    yield self._next(below)
+            finally:
+                for call in self._calls:
+                    call.generator.close()
+                if is_initialized():  # else they have ended with their cluster
+                    for actor in self._actors:
+                        kill(actor)
 
     def _next(self, below: Feed) -> ReadUnit | list[Any] | None:
         while True:
@@ -151,9 +170,9 @@ class TaskStage:
             ended = False
             for call in calls:
                 unit = self._take(call)
-                if unit is not None:
+                if isinstance(unit, ReadUnit):
                     return unit
-                if call.ended:
+                if unit is None:
                     ended = True
                     self._finish(call)
             if not ended:
@@ -165,7 +184,7 @@ class TaskStage:
 
     def _start(self, below: Feed) -> list[Any]:
         """Start calls; return what the feed below waits for if there was not enough input."""
-        window = self._window
+        window = self._window()
         most = 2 * window if self._behind_pool else window
         while True:
             if self._inputs and len(self._calls) < window:
@@ -180,117 +199,80 @@ class TaskStage:
                 self._inputs.append(item)
 
     def _begin(self, unit: ReadUnit) -> None:
-        where = Where(unit.label, index_of(unit, self._index))
-        self._index += 1
-        if not self._stats.calls:
-            self._setting.stats.stages.append(self._stats)
-        self._stats.calls += 1
-        self._stats.open += 1
-        self._calls.append(self._call(where, unit))
+        stats = self._stats
+        if not stats.calls:
+            self._setting.stats.stages.append(stats)
+        where = Where(unit.label, index_of(unit, stats.calls))
+        stats.calls += 1
+        stats.open += 1
+        if min(self._load.values()) >= 2 and len(self._load) < self._most:
+            self._add_runner()
+        runner = min(self._load, key=self._load.__getitem__)
+        self._load[runner] += 1
+        bare = unit.bare()
+        generator = runner.remote(where, bare, *unit.refs)
+        blocks = blocks_of(generator, bare, stats.calls, stats)
+        self._calls.append(Call(generator, blocks, runner))
 
-    def _take(self, call: Running) -> ReadUnit | None:
+    def _take(self, call: Call) -> ReadUnit | list[Any] | None:
+        """Return what comes next of a call; what fails, and may, has ended."""
         try:
-            return call.take(self._stats)
+            return next(call.blocks)
         except DataError:
             self._stats.errors += 1
             allowed = self._setting.context.max_errored_blocks
             if 0 <= allowed < self._stats.errors:
                 raise
+            call.generator.close()
             return None
 
-    def _finish(self, call: Running) -> None:
+    def _finish(self, call: Call) -> None:
         self._calls.remove(call)
+        self._load[call.runner] -= 1
         self._stats.open -= 1
 
-    @property
     def _window(self) -> int:
-        """The calls that may have begun and are not read to their end."""
-        slots = self._setting.slots(self._compute, self._stats.heap)
-        window = _AHEAD * slots if self._setting.ordered else slots + 1
-        return self._bounded(int(min(window, self._setting.allowed(self._compute))))
+        """Return how many calls may have begun and not be read to their end."""
+        setting, stats = self._setting, self._stats
+        if self._compute.is_pool:
+            window: float = _POOL_AHEAD * len(self._load)
+        else:
+            slots = setting.slots(self._compute, stats.heap)
+            window = _AHEAD * slots if setting.ordered else slots + 1
+            window = min(window, setting.allowed(self._compute))
+        if stats.blocks:  # what calls make, as far as they run ahead, fits into the store
+            ahead = (_UNREAD // 2 + 1) * stats.size // stats.blocks  # two blocks, one being made
+            each = max(1, min(stats.per_call, ahead))
+            window = min(window, setting.bytes_in_flight // each)
+        return max(1, int(window))
 
-    def _bounded(self, window: int) -> int:
-        """Return a window that what the calls make, as far as they run ahead, fits into."""
-        stats = self._stats
-        if not stats.blocks:
-            return max(1, window)
-        ended = max(1, stats.calls - len(self._calls))
-        ahead = (_UNREAD // 2 + 1) * stats.size // stats.blocks  # two blocks, and one being made
-        each = max(1, min(stats.size // ended, ahead))
-        return max(1, min(window, self._setting.bytes_in_flight // each))
-
-    def _start_up(self) -> None:
-        """Make what runs the calls."""
-        name = self._stage.name[:100]
-        self._task: Any = self._remote(
-            task_of(self._work, name),
-            name=name,
-            max_retries=self._setting.context.max_task_retries,
-            _generator_backpressure_num_objects=_UNREAD,
-        )
+    def _add_runner(self) -> None:
+        """Have one more actor, or the task that runs all calls."""
+        context = self._setting.context
+        if self._compute.is_pool:
+            actor = self._remote(
+                PoolWorker,
+                max_restarts=context.max_actor_restarts,
+                max_task_retries=context.max_task_retries,
+            ).remote(self._work)
+            self._actors.append(actor)
+            runner = actor.run.options(_generator_backpressure_num_objects=_UNREAD)
+        else:
+            name = self._stage.name[:100]
+            runner = self._remote(
+                task_of(self._work, name),
+                name=name,
+                max_retries=context.max_task_retries,
+                _generator_backpressure_num_objects=_UNREAD,
+            )
+        self._load[runner] = 0
 
     def _remote(self, target: Any, **options: Any) -> Any:
         """Return a remote function or class, which runs outside of the consumer's group."""
-        selector = self._setting.options.label_selector
+        selector = self._setting.context.execution_options.label_selector
         options |= {"label_selector": selector} if selector else {}
         placed = {"_preload": MODULES, "scheduling_strategy": "DEFAULT"}
         return remote(**{**placed, **options, **self._compute.options})(target)
-
-    def _call(self, where: Where, unit: ReadUnit) -> Running:
-        run = self._task.remote(where, unit.bare(), *unit.refs)
-        return Running(run, where, self._index, unit.key)
-
-    def _end(self) -> None:
-        """End what runs the calls."""
-
-
-class PoolStage(TaskStage):
-    """Runs a stage in the actors of a pool, which live until what they have made was read."""
-
-    def _start_up(self) -> None:
-        """Start the first actors."""
-        pool = self._compute.pool
-        assert pool is not None
-        share = self._setting.share
-        most = pool.most or max(pool.least, self._setting.slots(self._compute))
-        self._most = max(1, min(most, self._setting.actors_at_most(self._compute)) // share)
-        context = self._setting.context
-        self._class: Any = self._remote(
-            PoolWorker,
-            max_restarts=context.max_actor_restarts,
-            max_task_retries=context.max_task_retries,
-        )
-        self._load: dict[Any, int] = {}
-        # An actor that does not say num_cpus keeps none: tasks of other stages find theirs.
-        for _ in range(min(self._most, self._compute.actors(share))):
-            self._grow()
-
-    def _grow(self) -> None:
-        self._load[self._class.remote(self._work)] = 0
-
-    @property
-    def _window(self) -> int:
-        return self._bounded(_POOL_AHEAD * len(self._load))
-
-    def _call(self, where: Where, unit: ReadUnit) -> Running:
-        if min(self._load.values()) >= 2 and len(self._load) < self._most:
-            self._grow()
-        actor = min(self._load, key=self._load.__getitem__)
-        self._load[actor] += 1
-        run = actor.run.options(
-            num_returns="streaming", _generator_backpressure_num_objects=_UNREAD
-        )
-        generator = run.remote(where, unit.bare(), *unit.refs)
-        return Running(generator, where, self._index, unit.key, actor)
-
-    def _finish(self, call: Running) -> None:
-        super()._finish(call)
-        self._load[call.actor] -= 1
-
-    def _end(self) -> None:
-        if is_initialized():  # else they have ended with their cluster
-            for actor in self._load:
-                kill(actor)
 
 
 def _total(stage: Stage) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 import weakref
@@ -25,14 +26,12 @@ class Record:
     """What a task tells of a block that it has made.
 
     Attributes:
-        number: How many blocks the task has given before it.
-        first: How many rows these have.
+        first: How many rows the task has given before it.
         wall: Seconds that it took to make.
         cpu: Of these, seconds of the processor.
         heap: Most bytes that the process has held so far.
     """
 
-    number: int
     first: int
     rows: int
     size: int
@@ -71,9 +70,9 @@ class StageStats:
         self.heap = max(self.heap, record.heap)
 
     @property
-    def in_flight(self) -> int:
-        """About how many bytes open calls have made or will make."""
-        return self.open * (self.size // max(1, self.calls - self.open))
+    def per_call(self) -> int:
+        """Bytes that a call has made, of those that have ended."""
+        return self.size // max(1, self.calls - self.open)
 
     def __str__(self) -> str:
         seconds = f"{self.wall:.2f} s wall, {self.cpu:.2f} s CPU"
@@ -122,7 +121,7 @@ class ExecutionStats:
                 "total": each.total,
                 "rows_per_second": round(each.rows / seconds, 1),
                 "bytes": each.size,
-                "bytes_in_flight": each.in_flight,
+                "bytes_in_flight": each.open * each.per_call,
                 "running": each.open,
                 "waits_for": (
                     ("its tasks" if each.open else "its input") if self.asking else "its reader"
@@ -167,10 +166,10 @@ class RowProgress:
 
     _shown: ClassVar[RowProgress | None] = None
 
-    def __init__(self, stats: ExecutionStats) -> None:
+    def __init__(self, stats: ExecutionStats, *, shown: bool = True) -> None:
         self._stats = stats
         self._bars: Sequence[str] = ()
-        self._due = stats.started + _SHOWN_AFTER
+        self._due = stats.started + _SHOWN_AFTER if shown else math.inf
         self._lock = threading.Lock()  # the thread of the workers' output draws too
 
     def tell(self) -> None:

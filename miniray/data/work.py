@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
+import dataclasses
 import random
 import resource
 import sys
@@ -30,33 +30,27 @@ _LARGEST_ARRAY = 32 * 2**20
 _READS = 3
 
 
+@dataclasses.dataclass(frozen=True)
 class StageWork:
     """The steps of a stage, as they are run in a process.
 
-    Args:
+    Attributes:
         target: Bytes of a block; 0: tables are blocks as they come.
         retried: Texts of errors after which a unit is read again.
     """
 
-    def __init__(
-        self, steps: Sequence[Transform], target: int, retried: Sequence[str] = ()
-    ) -> None:
-        self._steps = steps
-        self._target = target
-        self._retried = retried
-
-    @property
-    def user(self) -> bool:
-        """Whether functions of the user are called."""
-        return any(step.user for step in self._steps)
+    steps: Sequence[Transform]
+    target: int
+    retried: Sequence[str] = ()
 
     def prepared(self) -> StageWork:
-        return StageWork([step.prepared() for step in self._steps], self._target, self._retried)
+        """Return the work with objects in place of classes."""
+        return dataclasses.replace(self, steps=[step.prepared() for step in self.steps])
 
     def tables(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield the blocks of a unit, given the values of its refs."""
-        made = run_steps(self._steps, self._read(unit, values), where)
-        return resized(made, self._target) if self._target else made
+        made = run_steps(self.steps, self._read(unit, values), where)
+        return resized(made, self.target) if self.target else made
 
     def blocks(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield each block of ``tables`` and then its record."""
@@ -65,14 +59,14 @@ class StageWork:
         tables = self.tables(where, unit, values)
         del values  # free once they were read, which a thread may do
         first = 0
-        for number in itertools.count():
+        while True:
             wall, cpu = time.perf_counter(), time.process_time()
             table = next(tables, None)
             if table is None:
                 return
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             heap = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            record = Record(number, first, table.num_rows, table.nbytes, wall, cpu, heap)
+            record = Record(first, table.num_rows, table.nbytes, wall, cpu, heap)
             first += record.rows
             yield table
             del table  # in the store now
@@ -91,7 +85,7 @@ class StageWork:
                 return
             except Exception as error:
                 failed += 1
-                known = any(text in str(error) for text in self._retried)
+                known = any(text in str(error) for text in self.retried)
                 if not known or failed == _READS:
                     raise
 

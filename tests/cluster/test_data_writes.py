@@ -163,6 +163,16 @@ def test_refs_of_blocks_are_data_again() -> None:
     ]
 
 
+def test_blocks_given_as_refs_are_counted_where_their_rows_matter() -> None:
+    refs = [miniray.put(pa.table({"id": range(start, start + 10)})) for start in (0, 10)]
+    dataset = data.from_arrow_refs(refs)
+    assert ids(dataset.union(dataset).limit(23)) == [*range(20), 0, 1, 2]
+    assert ids(dataset.repartition(3)) == list(range(20))
+    assert ids(dataset.zip(data.range(20))) == list(range(20))
+    blocks = dataset.repartition(target_num_rows_per_block=8, strict=True).to_arrow_refs()
+    assert [table.num_rows for table in miniray.get(blocks)] == [8, 8, 4]
+
+
 def test_refs_of_a_part_of_a_block_have_its_rows_alone() -> None:
     first, second = data.range(10).materialize().split_at_indices([4])
     tables = miniray.get([*first.to_arrow_refs(), *second.to_arrow_refs()])
