@@ -7,7 +7,6 @@ its parent had: nobody writes into that memory again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -59,10 +58,6 @@ class Attachment:
         on_lost: Callable[[], object] | None = None,
         process: ProcessHooks | None = None,
     ) -> None:
-        #: What came before ``open``; used in the loop's turns only, as ``_open``.
-        self._early: list[Callable[[], None]] = []
-        self._open = False
-        self._on_lost = on_lost
         self.loop = IOLoop()
         is_driver = introduction.role == "driver"
         self._ignored = IgnoredSignals(self.loop) if is_driver else None
@@ -74,9 +69,7 @@ class Attachment:
                 self.loop,
                 key,
                 (process_id, introduction.role, os.getpid(), job_id, introduction.details),
-                on_push=self._on_push,
-                on_relayed=self._on_relayed,
-                on_lost=self._link_lost,
+                on_lost=on_lost,
             )
             self.welcome = self.link.wait_welcome(timeout)
         except BaseException:
@@ -104,32 +97,11 @@ class Attachment:
         """Begin to handle pushes: the runtime's handlers are complete."""
         if self._ignored is not None:
             self._ignored.install()
-        self.loop.call_soon(self._handle_early)
+        self.loop.call_soon(self._begin)
 
-    def _handle_early(self) -> None:
-        self._open = True
-        early, self._early = self._early, []
-        with contextlib.ExitStack() as all_of_them:  # whatever one raises
-            for handle in reversed(early):
-                all_of_them.callback(handle)
-
-    def _when_open(self, handle: Callable[[], None]) -> None:
-        if self._open:
-            handle()
-        else:
-            self._early.append(handle)
-
-    def _on_push(self, topic: str, body: tuple[Any, ...]) -> None:
-        self._when_open(lambda: self.runtime.on_push(topic, body))
-
-    def _on_relayed(self, *messages: Any) -> None:
-        self._when_open(lambda: self.runtime.peers.relayed(*messages))
-
-    def _link_lost(self) -> None:
-        # There may be no runtime yet.
-        self._when_open(lambda: self.runtime.on_link_lost())  # noqa: PLW0108
-        if self._on_lost is not None:
-            self._on_lost()
+    def _begin(self) -> None:
+        runtime = self.runtime
+        self.link.begin(runtime.on_push, runtime.peers.relayed, runtime.on_link_lost)
 
     def close(self) -> None:
         """Close all sockets and end the I/O thread."""

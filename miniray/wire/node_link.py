@@ -6,6 +6,7 @@ processes of other nodes. What a push means is the business of whoever subscribe
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import marshal
 import os
@@ -105,9 +106,7 @@ class NodeLink:
         key: bytes,
         hello: tuple[Any, ...],
         *,
-        on_push: Callable[[str, tuple[Any, ...]], None],
-        on_relayed: Callable[[bytes, bytes, list[bytes]], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[], object] | None = None,
     ) -> None:
         """Connect to the daemon, and introduce this process.
 
@@ -116,10 +115,7 @@ class NodeLink:
             loop: The loop that serves it.
             key: The cluster's socket key.
             hello: The fields of NODE_HELLO.
-            on_push: Called with topic and body of a push.
-            on_relayed: Called with what a process of another node has sent: its node and id, and
-                the messages.
-            on_lost: Called when the daemon is gone.
+            on_lost: Called when the daemon is gone, even before ``begin``.
 
         Raises:
             OSError: Nobody listens at the socket.
@@ -132,9 +128,11 @@ class NodeLink:
         self._is_driver = role == "driver"
         self._numbers = itertools.count(1).__next__
         self._answers: dict[int, Callable[[Any, Any, int], None]] = {}
-        self._on_push = on_push
-        self._on_relayed = on_relayed
-        self._on_lost = on_lost
+        #: As given to ``begin``, and what came before that; used in the loop's turns only.
+        self._on_push: Callable[[str, tuple[Any, ...]], None]
+        self._on_relayed: Callable[[bytes, bytes, list[bytes]], None]
+        self._when_lost: list[Callable[[], object]] = [] if on_lost is None else [on_lost]
+        self._early: list[tuple[Any, ...]] | None = []
         #: The daemon is gone.
         self.lost = False
         #: Why the daemon ends.
@@ -312,9 +310,34 @@ class NodeLink:
         self._conn.send((p.NODE_RELAY, node_id, process_id, messages))
 
     # --- hearing -----------------------------------------------------------------
+    def begin(
+        self,
+        on_push: Callable[[str, tuple[Any, ...]], None],
+        on_relayed: Callable[[bytes, bytes, list[bytes]], None],
+        on_lost: Callable[[], object],
+    ) -> None:
+        """Hand on what comes, beginning with what has come already. In the loop's turn.
+
+        Args:
+            on_push: Called with topic and body of a push.
+            on_relayed: Called with what a process of another node has sent: its node and id, and
+                the messages.
+            on_lost: Called when the daemon is gone.
+        """
+        self._on_push, self._on_relayed = on_push, on_relayed
+        self._when_lost.insert(0, on_lost)
+        early, self._early = self._early or [], None
+        with contextlib.ExitStack() as all_of_them:  # whatever one raises
+            if self.lost:
+                all_of_them.callback(on_lost)
+            for message in reversed(early):
+                all_of_them.callback(self._on_message, self._conn, message)
+
     def _on_message(self, conn: Connection, message: tuple[Any, ...]) -> None:
         kind, *fields = message
-        if kind == p.NODE_RELAYED:
+        if self._early is not None and kind in (p.NODE_PUSH, p.NODE_RELAYED):
+            self._early.append(message)
+        elif kind == p.NODE_RELAYED:
             self._on_relayed(*fields)
         elif kind == p.NODE_REPLY:
             number, error, result, has_fd = fields
@@ -350,7 +373,8 @@ class NodeLink:
         self._welcomed.set()
         for number in list(self._answers):
             self._fail(number)
-        self._on_lost()
+        for handle in self._when_lost:
+            handle()
 
     # --- ending ------------------------------------------------------------------
     def close(self, flush: float = 1.0) -> None:

@@ -78,9 +78,6 @@ def test_a_daemon_that_stands_still_is_told_with_what_ends_it(tmp_path: Path) ->
             loop,
             b"key",
             (b"process_", "driver", os.getpid(), b"", {}),
-            on_push=lambda *_: None,
-            on_relayed=lambda *_: None,
-            on_lost=lambda: None,
         )
         with pytest.raises(NodeLostError, match=r"within 0\.05 s: it stands still. `miniray stop`"):
             link.wait_welcome(0.05)
