@@ -104,9 +104,10 @@ class ClusterRuntime(Runtime):
         self.on_peer_lost: list[Callable[[Peer], None]] = []
         self.peers = PeerTable(link, facts.node_id, on_lost=self._on_peer_lost)
         # A part that needs one made after it asks through a method of this class.
-        self.table = table = ObjectTable(facts.process_id, facts.node_id, self)
         fetches = ValueFetches(link, facts.node_id, self._lost_on_the_way)
         self.shared_memory = SharedMemory(link, facts.node_id, fetches, self._make_room)
+        self.free_shared = self.shared_memory.free
+        self.table = table = ObjectTable(facts.process_id, facts.node_id, self)
         self.borrowing = Borrowing(table, self.peers, self._make_again)
         self.refs = RefTracking(loop, table, self.shared_memory, self.borrowing)
         self._unclaimed = UnclaimedResults(table, self.shared_memory, self.peers)
@@ -261,9 +262,6 @@ class ClusterRuntime(Runtime):
         self._recovery.lost(entry, value)
 
     # --- objects.objects.Outside: what follows when an object goes -------------------------
-    def free_shared(self, value: Value) -> None:
-        self.call_table.free_value(value)
-
     def unborrow(self, id: bytes, owner_node: bytes) -> None:
         self.borrowing.unborrow(id, owner_node)
         self.actors.released(id)

@@ -27,7 +27,7 @@ from miniray.common.object_ref import hooks
 from miniray.common.spans import LONG, SPANS
 from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
 from miniray.messages import protocol as p
-from miniray.messages.value import ActorExit, error_value
+from miniray.messages.value import ActorExit, error_value, is_shared
 from miniray.values.serialization import serialize
 from miniray.worker import stdio
 from miniray.worker.work import (
@@ -111,7 +111,7 @@ class Results:
 
     def free(self, values: Iterable[Value]) -> None:
         """Free values that were written: their owner, the caller, will not receive them."""
-        for value in values:
+        for value in filter(is_shared, values):
             self._runtime.free_shared(value)
 
     def drop(self, result: Any, caller: Peer) -> None:
