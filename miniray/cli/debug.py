@@ -152,7 +152,7 @@ def attach(waiting: Breakpoint) -> None:
 
 
 def _send(sock: socket.socket, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading tells of the end
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading shows the end
         sock.sendall(data)
 
 

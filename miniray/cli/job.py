@@ -290,7 +290,7 @@ def _write(data: bytes) -> None:
 
 
 def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the head tells of a job with Ray's names, as JSON has it."""
+    """Return the head's description of a job with Ray's names, as JSON has it."""
     return dataclasses.asdict(job_details(told))
 
 

@@ -139,7 +139,7 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;]*m|\t)")
 
 
 def _safe(text: str) -> str:
-    """Return a line of which only colours and tabs reach the terminal as they are."""
+    """Escape everything in a line but colours and tabs."""
     if text.isprintable():
         return text
     parts = _COLOUR.split(text)

@@ -155,7 +155,7 @@ def profile(
     click.echo(f"Recorded by {found['way']}: {path}")
 
 
-#: Variables of which one says that there is a screen, or a browser that the user has chosen.
+#: Variables that say that there is a screen, or which browser the user has chosen.
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 #: A page that leads to an address.
 _LEADS = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}">'

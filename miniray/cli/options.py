@@ -60,7 +60,7 @@ def print_json(data: Any) -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Tell what is missing in what is printed."""
+    """Print on stderr what the output lacks."""
     for note in notes:
         click.echo(printable(note), err=True)
 

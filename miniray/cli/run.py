@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _REST: dict[str, Any] = {"nargs": -1, "required": True, "type": click.UNPROCESSED}
 _SETTINGS = {"allow_interspersed_args": False}
 _AT_LEAST_ONE = click.IntRange(1)
-#: Numbers, of which none is more than poll(2) can wait.
+#: Numbers up to the longest wait of poll(2).
 _SECONDS, _WHOLE_SECONDS = click.FloatRange(0, 2 * 10**6), click.IntRange(0, 2 * 10**6)
 _LIMITS = (
     click.option("--strict", is_flag=True, help="End the run when a host is lost."),

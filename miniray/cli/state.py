@@ -180,7 +180,7 @@ def _follow(
         number = told["event_id"]
         if (left_out := number - known - 1) > 0:
             click.echo(f"{left_out} left out: events came faster than they were read.", err=True)
-        new = [ClusterEventState.of(told)] if number > last else []  # a new head tells all of them
+        new = [ClusterEventState.of(told)] if number > last else []  # a new head pushes all of them
         known, last = max(known, number), max(last, number)
         for event in chosen(new, filters, 1):
             row = json.dumps(event.asdict()) if as_json else "  ".join(_row("events", event))

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from miniray.client.command_connection import CommandConnection
     from miniray.common.state_types import ClusterStatus, NodeStatus, PendingDemand
 
-#: So many rows of one kind are shown before the rest is only counted.
+#: Rows of one kind that are shown before the rest is only counted.
 _MAX_ROWS = 100
-#: The resource of which not grants count, but what is there.
+#: The resource whose use is measured, not granted.
 _STORE = "object_store_memory"
 
 
@@ -77,7 +77,7 @@ def render(state: ClusterStatus, console: Console | None = None) -> None:
     """Print a cluster's state: drawn tables on a terminal, plain columns elsewhere.
 
     Args:
-        state: What the head tells.
+        state: The head's status.
         console: Where to print; None: stdout.
     """
     draw(headline(state), sections(state), console)

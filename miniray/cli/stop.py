@@ -65,7 +65,7 @@ class _Processes:
         return self._seen - self.running
 
     def add(self, processes: Iterable[ProcessId]) -> None:
-        """Take hold of processes, as far as they still run; signals reach them in this order."""
+        """Take hold of processes that still run; signals reach them in this order."""
         for process in processes:
             if process in self._seen or process.pid == os.getpid():
                 continue

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-#: So many digits of an id are shown.
+#: Digits of an id that are shown.
 ID_LENGTH = 8
 
 

@@ -112,7 +112,7 @@ class ActorClients(Channel):
             raise
         except BaseException:
             self.calls.free_value(arguments)
-            # The wait may have been given up: nobody would know of the actor.
+            # The wait may have been given up: the actor would have no owner.
             self.link.head_notice("kill_actor", id, True)
             raise
         if found is not None:
@@ -154,7 +154,7 @@ class ActorClients(Channel):
     def _register(self, id: bytes, spec: ActorSpec, get_if_exists: bool) -> Any:
         """Register an actor with the head; return where the one is that has its name already."""
         if spec.name is not None:
-            # Only a name can be taken: everything else is told without waiting for an answer.
+            # Only a name can be taken: everything else is a notice without an answer.
             return self.link.head_request("create_actor", id, spec.to_wire(), get_if_exists)
         self.link.head_notice("create_actor", id, spec.to_wire(), False)
         return None
@@ -299,7 +299,7 @@ class ActorClients(Channel):
         self.released(id)
 
     def released(self, id: bytes) -> None:
-        """Forget a dead actor of which no counted handle is left in this process."""
+        """Forget a dead actor without a counted handle in this process."""
         client = self._clients.get(id)
         if client is not None and client.state == DEAD:
             self._clients.pop(id, None)

@@ -52,7 +52,7 @@ _LINES = 5
 
 
 class WaitingNews:
-    """Tells the user what waits for resources, and reminds. Runs in the loop's thread.
+    """Warns the user of what waits for resources, again and again. Runs in the loop's thread.
 
     The head says when something of this driver's job has waited long, or cannot be served, and is
     asked what. While any of it still waits, all of it is said again now and then.
@@ -62,18 +62,18 @@ class WaitingNews:
         self._loop = loop
         self._link = link
         self._tell: Callable[[str], None] = lambda text: tell(printable(text))
-        #: When each waiting demand was told last, by the head's clock.
+        #: When each waiting demand was shown last, by the head's clock.
         self._told: dict[tuple[str, int], float] = {}
         self._delay = 0.0
         self._cancel: Callable[[], object] = lambda: None
 
     def on_pending(self) -> None:
-        """Tell what was not told yet."""
+        """Warn of demands that were not shown yet."""
         self._link.head_request_async("waiting_of_job", (), self._tell_new)
 
     def _tell_new(self, _error: Any, waiting: list[dict[str, Any]] | None, _fd: int) -> None:
         named = _named(waiting or ())
-        # A demand waits anew if all of it that was told has been served: the oldest is younger.
+        # A demand waits anew if its oldest request is younger than the last warning.
         new = [each for key, each in named.items() if each["since"] >= self._told.get(key, 0.0)]
         self._told = {key: each["since"] + each["seconds"] for key, each in named.items()}
         if not new:
@@ -85,7 +85,7 @@ class WaitingNews:
 
     def _remind(self, error: Any, waiting: list[dict[str, Any]] | None, _fd: int) -> None:
         if error is not None or not waiting:
-            self._delay = 0.0  # until the head tells of something
+            self._delay = 0.0  # until the head's next notice
             return
         self._tell_all(waiting, still=True)
         self._arm(min(2 * self._delay, _LONGEST))
@@ -114,7 +114,7 @@ class WaitingNews:
 
 
 def _named(waiting: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return demands by what tells them apart; those that ask for the same amounts by order."""
+    """Return demands by kind and shape; equal ones are numbered."""
     alike: collections.Counter[str] = collections.Counter()
     named = {}
     for each in waiting:
@@ -173,7 +173,7 @@ class DriverOutput:
 
 
 def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
-    """Attach this process; return the runtime and what init() tells of the cluster.
+    """Attach this process; return the runtime and the address info of the cluster.
 
     Raises:
         ConnectionError: there is no cluster at the address.
@@ -259,7 +259,7 @@ def _working_directory() -> str:
 
 
 def _find(options: InitOptions) -> LocalNode | None:
-    """Return the node here to attach to; None if one is to be started for this driver."""
+    """Return the node here to attach to; None if the driver has to start one."""
     from miniray.client.init_options import refuse_node_arguments
 
     if options.address == "local":

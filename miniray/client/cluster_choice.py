@@ -85,7 +85,7 @@ def cluster_to_look_at(address: str | None, argument: str) -> ClusterRecord | No
 
     Args:
         address: What ``wanted_address`` gives.
-        argument: How the user gives an address, to be told of it.
+        argument: Name of the option or argument for an address, for errors.
 
     Returns:
         None if there is no such cluster on this machine.
@@ -208,7 +208,7 @@ def start_node(
     """Start a node for this process.
 
     Args:
-        options: What the node is to be.
+        options: Options of the node.
         env_vars: Variables of the node and its workers, beside those of this process.
         meanwhile: Called while it starts.
 

@@ -87,7 +87,7 @@ class ClusterRequests(RuntimeHead):
                 if bundle_label_selector is not None
                 else None,
             )
-        except BaseException:  # refused, or a signal's handler raised: nobody knows of the group
+        except BaseException:  # refused, or a signal's handler raised: nothing uses the group
             self._own_groups.discard(id)
             self.link.head_notice("remove_placement_group", id)
             raise

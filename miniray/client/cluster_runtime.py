@@ -219,7 +219,7 @@ class ClusterRuntime(Runtime):
             logger.error("a push about %r, which this process does not know", topic)
 
     def _on_head_back(self) -> None:
-        """Tell the head, or its successor, what this process wants: it was forgotten."""
+        """Repeat to the restarted head what this process wants."""
         self.tasks.on_head_back()
         self.actors.on_head_back()
 
@@ -320,7 +320,7 @@ class ClusterRuntime(Runtime):
         self._closed = True
         self._waits.end()
         self.tell_counts()
-        COUNTED.clear()  # it may come back, and would tell it again
+        COUNTED.clear()  # it may attach again, and would report them twice
         hooks.end()
         self._give_up()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -346,7 +346,7 @@ class ClusterRuntime(Runtime):
         self._fail_pending(error)
 
     def abandon(self) -> None:
-        """Close what a forked child has inherited; tell nobody."""
+        """Close what a forked child has inherited; send nothing."""
         self._closed = True
         self._waits.abandon()
         hooks.abandon()

@@ -71,7 +71,7 @@ class CommandConnection:
         return listing
 
     def watch(self, listing: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a listing, and then those that are new or other, as the head tells.
+        """Yield the rows of a listing, and then each row that is new or changed.
 
         Raises:
             ConnectionError: This machine's node has ended, as after its cluster.
@@ -197,11 +197,11 @@ def connect_for_cli(address: str | None, argument: str, token: str | None) -> Co
 
     Args:
         address: As ``wanted_address`` takes it.
-        argument: How the user gives an address, to be told of it.
+        argument: Name of the option or argument for an address, for errors.
         token: Of a cluster elsewhere; None: that of the environment, if there is one.
 
     Raises:
-        ConnectionError: There is no such cluster, or it can't be told which one is meant.
+        ConnectionError: There is no such cluster, or several, and none was named.
         ValueError: The address or the token is none.
         BootError, MinirayError, OSError: The cluster elsewhere can't be joined.
     """

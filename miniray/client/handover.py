@@ -28,7 +28,7 @@ Legacy = tuple[
     bytes, Any, "tuple[tuple[bytes, bytes, int], ...]", "tuple[tuple[bytes, bytes], ...]"
 ]
 
-#: What others tell and ask an owner.
+#: Messages of others to an owner.
 _TO_OWNERS = (p.PEER_BORROW, p.PEER_UNBORROW, p.PEER_WANT)
 
 
@@ -62,7 +62,7 @@ class _Departure:
         """Leave what anybody holds, or what one holder does."""
         self._runtime = runtime
         self._holder = holder
-        #: Opens when it is over; ``left`` tells how it went.
+        #: Opens when it is over; ``left`` has the outcome.
         self.over = Gate(runtime.loop)
         #: Whether anything was left to the daemon; None if a result must come first.
         self.left: bool | None = None

@@ -196,7 +196,7 @@ def _gpu_family(name: str, value: Any) -> str:
 
 
 def _node_resources(name: str, value: Any) -> dict[str, Any]:
-    """Accept what a node is to have: amounts, or declarations of custom devices."""
+    """Accept the resources of a node: amounts, or declarations of custom devices."""
     from miniray.system.boot_options import check_resources
 
     if not isinstance(value, Mapping):

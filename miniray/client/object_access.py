@@ -53,9 +53,9 @@ class ObjectAccess(RuntimeObjects):
     _waits: Waits
     #: In which values of futures are read and unpickled, which may take any time.
     _threads: concurrent.futures.Executor
-    #: Is told which errors user code gets.
+    #: Called with each error that user code gets.
     _unseen_errors: UnseenErrors
-    #: Makes a lost value again, or tells why not; see ``recovery.py``.
+    #: Recreates a lost value, or returns why it cannot; see ``recovery.py``.
     _recover_value: Callable[[Entry, Value], str | None]
     #: For a value that was not ready within a timeout: the name of the call that makes it, and a
     #: sentence on what that waits for.
@@ -241,7 +241,7 @@ class ObjectAccess(RuntimeObjects):
             streams = any(isinstance(ref, ObjectRefGenerator) for ref in refs)
             if not streams:
                 raise
-        if streams:  # out of the handler, whose error would be told with one of the wait
+        if streams:  # out of the handler, whose error would be chained to one of the wait
             return self._wait_streams(refs, num_returns, timeout, fetch_local)
         if found is None:
             pending = self._pending(refs, fetches)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from miniray.objects.objects import Entry, ObjectTable
     from miniray.wire.node_link import NodeLink
 
-#: Frames of a stack, ids of a wait, and threads and coroutines that are told, at most.
+#: Frames of a stack, ids of a wait, and threads and coroutines in a report, at most.
 _MAX_FRAMES, _MAX_IDS, _MAX_THREADS = 100, 1000, 2000
 #: What waits for values, by its code: the local variable that has them.
 _WAITS = {
@@ -127,8 +127,8 @@ class CallReports:
         """Return what makes the report, for a thread: there may be a million calls.
 
         Args:
-            limit: How many calls are told one by one: the oldest.
-            detail: Whether to tell what threads and coroutines do.
+            limit: How many calls are listed one by one: the oldest.
+            detail: Whether to add what threads and coroutines do.
         """
         open_calls = [*list(self.calls.open.values()), *self.actors.creations()]
         works = list(self.works())
@@ -327,7 +327,7 @@ class ObjectReports:
         """Return what makes the report, for a thread: there may be millions of objects.
 
         Args:
-            limit: How many objects are told one by one: the largest.
+            limit: How many objects are listed one by one: the largest.
             detail: Whether small ones, and those that are still to come, are among them.
         """
         self.refs.drain()

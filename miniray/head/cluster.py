@@ -1,4 +1,4 @@
-"""What the head knows of its cluster: the directories and the scheduler, put together."""
+"""The state of one cluster: its directories and its scheduler, put together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def latest_return() -> float:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class HeadIdentity:
-    """Which head of which cluster this is."""
+    """Identifies one start of a cluster's head."""
 
     cluster_id: str
     #: Counts the starts of the cluster's head.
@@ -115,7 +115,7 @@ class ClusterDirectories:
             self.jobs.release(process_id)
 
     def _job_over(self, job_id: bytes) -> None:
-        """Drop what was kept for a job of which nothing runs or will."""
+        """Drop what was kept for a job that has nothing left to run."""
         self.code.job_over(job_id)
         self._tell_job_ended(job_id)
 
@@ -125,7 +125,7 @@ class ClusterDirectories:
             node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
 
     def tell_ended_jobs(self, node_id: bytes, job_ids: Iterable[bytes]) -> None:
-        """Tell a node which of these jobs ended: it may have missed that."""
+        """Notify a node which of these jobs ended: it may have missed the notice."""
         node = self.nodes.get(node_id)
         for job_id in job_ids:
             job = self.jobs.get(job_id)

@@ -223,7 +223,7 @@ class Head:
 
     # --- sessions --------------------------------------------------------------------
     def join(self, hello: head_pb2.NodeHello, outbox: NodeOutbox) -> ClusterNode | None:
-        """Take in the node of a daemon's hello; None if it is refused, which the outbox is told."""
+        """Add the node of a daemon's hello; None if it is refused, with the error in its outbox."""
         refusal = _version_error(hello)
         node = None
         if refusal is None:

@@ -148,7 +148,7 @@ async def watch_liveness(head: Head) -> None:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class HeadOptions:
-    """What a head is told at its start."""
+    """Options of a head at its start."""
 
     #: Socket for the daemons of this machine; its folder is 0700.
     unix_path: str
@@ -164,7 +164,7 @@ class HeadOptions:
     #: Seconds for which the port is tried again if another process has it: one that follows an
     #: earlier head has to be where that one was.
     port_patience: float = 0.0
-    #: What other machines are told instead of ``tcp_host``, which may be a wildcard.
+    #: Address that other machines use instead of ``tcp_host``, which may be a wildcard.
     advertised_host: str | None = None
     #: Readable when the process that this head belongs to is gone.
     parent_pidfd: int | None = None
@@ -182,7 +182,7 @@ _PORT_AGAIN_AFTER = 0.2
 def run_head(options: HeadOptions) -> None:
     """Be the head until a signal, or until the process that it belongs to is gone.
 
-    Never raises for what a user can cause: ``options.ready`` is told.
+    Never raises for what a user can cause: ``options.ready`` receives the error.
     """
     set_title("head")
     log_to(options.session_dir / "logs" / "head.log")

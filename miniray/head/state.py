@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 #: Missed heartbeats after which a node is shown as silent.
 _MISSED = 3
-#: Dead actors that the status tells of.
+#: Dead actors that the status lists.
 _MAX_DEAD = 10
 
 
@@ -84,7 +84,7 @@ class ClusterState:
         return _positive(self._cluster.scheduler.total_resources())
 
     def available_resources(self) -> dict[str, float]:
-        """Return what of them is free, without zeros."""
+        """Return their free amounts, without zeros."""
         return _positive(self._cluster.scheduler.available_resources())
 
     # --- listings ----------------------------------------------------------------
@@ -259,7 +259,7 @@ class ClusterState:
         return [row for node in nodes for row in _device_rows(self._cluster, node)]
 
     def _list_runs(self) -> list[dict[str, Any]]:
-        """Return the train runs of this cluster, as their controllers have told; oldest first."""
+        """Return the train runs, as their controllers reported them, oldest first."""
         runs = []
         for key in self._cluster.kv.keys(TRAIN_RUNS, ""):
             run = json.loads(self._cluster.kv.get(TRAIN_RUNS, key) or b"{}")

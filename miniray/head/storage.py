@@ -1,4 +1,4 @@
-"""What of the head's state survives it: when it is kept, in which form, and the database."""
+"""The part of the head's state that survives it: when it is kept, its form, and the database."""
 
 from __future__ import annotations
 
@@ -194,14 +194,14 @@ _RETRY_AFTER, _RETRY_AT_MOST_AFTER = 0.5, 10.0
 _LONGEST = 999_000_000
 #: What has changed: kind and key.
 _What = tuple[str, bytes]
-#: Ended things of each kind that the next head is told of.
+#: Ended things of each kind that the next head restores.
 _REMEMBERED = 10_000
 
 
 class _Change(NamedTuple):
     #: None: it is removed.
     record: bytes | None
-    #: What is to be remembered of one that has ended.
+    #: What is remembered of one that has ended.
     ended: bytes | None = None
 
 
@@ -230,7 +230,7 @@ class SqliteStorage(Storage):
         #: What changed since the last write, and is not being written.
         self._changes: dict[_What, _Change] = {}
         self._in_trouble = False
-        #: What is to be done when the changes up to now are written.
+        #: Callbacks for when the changes up to now are written.
         self._waiting: list[Callable[[], object]] = []
         self._closing = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""What waits for resources in the cluster, and why, as listings and the status tell it.
+"""What waits for resources in the cluster, and why, for listings and the status.
 
 Only reads; the reasons are the scheduler's.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Shapes that are explained; explaining looks at every node.
 _MAX_SHAPES = 200
-#: Seconds for which an explanation is told again.
+#: Seconds for which an explanation is reused.
 _REASONS_LAST = 1.0
 #: Names that are listed per shape.
 _MAX_NAMES = 10
@@ -39,7 +39,7 @@ class WaitingDemands:
         self._reasoned = 0.0
 
     def of_job(self, process_id: bytes) -> list[dict[str, Any]]:
-        """Return what of a process's job has waited long, or cannot be served, and for how long."""
+        """Return demands of a process's job that wait long or cannot be served, with seconds."""
         client = self._cluster.clients.get(process_id)
         if client is None:
             return []

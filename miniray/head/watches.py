@@ -36,7 +36,7 @@ class Watches:
     _timers: Timers
 
     def __post_init__(self) -> None:
-        #: By watcher, the rows of each listing but of actors; None: it was told nothing yet.
+        #: By watcher, the rows of each listing but of actors; None: nothing was pushed yet.
         self._known: dict[bytes, dict[str, Rows | None]] = {}
         #: By watcher of actors, those that are still to be described.
         self._actors: dict[bytes, dict[bytes, None]] = {}
@@ -96,7 +96,7 @@ class Watches:
         self._pause = max(_BETWEEN, _SHARE * (self._timers.time() - began))
 
     def _push_changed(self, process_id: bytes) -> None:
-        """Push what a watcher does not know of listings but that of actors."""
+        """Push the changes of a watcher's listings, except that of actors."""
         known = self._known.get(process_id, {})  # none if it has just ended
         for name, before in known.items():
             now = _by_key(name, self._state.listing(name))
@@ -107,7 +107,7 @@ class Watches:
                 self._tell(process_id, name, changed, gone)
 
     def _push_actors(self, process_id: bytes) -> None:
-        """Describe a piece of what a watcher does not know of actors; soon the next one."""
+        """Push a piece of the actors that changed for a watcher, and schedule the next one."""
         actors = self._actors.get(process_id)
         if actors is None:
             return  # it watches them no more

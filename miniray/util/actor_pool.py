@@ -126,7 +126,7 @@ class ActorPool(Generic[V]):
         """
         if not self.has_next():
             raise StopIteration("No more results to get")
-        # Of a call with several returns, the first one tells that it has finished.
+        # Of a call with several returns, the first one shows that it has finished.
         numbers = {
             ref[0] if isinstance(ref, list) else ref: number
             for number, (ref, _) in self._running.items()

@@ -1,4 +1,4 @@
-"""The actors by all that they are looked up by, and the processes that are told where they are."""
+"""Actors by id, name, lease and job, and the processes that subscribe to their addresses."""
 
 from __future__ import annotations
 
@@ -274,12 +274,12 @@ UNKNOWN = Death(
 
 
 class ActorSubscribers:
-    """The processes that are told where each actor is."""
+    """The processes that are notified of each actor's state."""
 
     def __init__(self, clients: ClientDirectory, timers: Timers) -> None:
         self._clients = clients
         self._timers = timers
-        #: In the order in which they are told.
+        #: In the order in which they are notified.
         self._of_actor: dict[bytes, dict[bytes, None]] = {}
         self._of_process: dict[bytes, set[bytes]] = {}
         #: Actors that are subscribed to and not registered yet.
@@ -302,7 +302,7 @@ class ActorSubscribers:
             self._leave(process_id, actor_id)
 
     def wait_for(self, actor_id: bytes) -> None:
-        """Tell the subscribers of an unknown actor so, unless it is registered soon."""
+        """Notify the subscribers of an unknown actor, unless it is registered soon."""
         if actor_id not in self._awaited:
             self._awaited.add(actor_id)
             self._timers.call_later(_EARLY_WAIT, lambda: self._stop_waiting(actor_id))
@@ -330,7 +330,7 @@ class ActorSubscribers:
         )
 
     def tell_all(self, actor: Actor, died: Death | None = None) -> None:
-        """Tell all subscribers where an actor is, and how its last process ended if it restarts."""
+        """Notify all subscribers where an actor is; if it restarts, how its process ended."""
         for process_id in self._of_actor.get(actor.id, ()):
             self.tell(process_id, actor, died)
 
@@ -338,7 +338,7 @@ class ActorSubscribers:
         self._clients.push(process_id, "actor", actor_id, DEAD, b"", b"", 0, tuple(death))
 
     def tell_death(self, actor_id: bytes, death: Death) -> None:
-        """Tell all subscribers why an actor is dead, and drop them."""
+        """Notify all subscribers why an actor is dead, and drop them."""
         for process_id in self._of_actor.pop(actor_id, {}):
             self._of_process.get(process_id, set()).discard(actor_id)
             self.tell_dead(process_id, actor_id, death)

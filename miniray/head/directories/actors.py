@@ -143,7 +143,7 @@ class ActorRegistry:
             self._subscribers.tell_dead(requester, id, death)
 
     def subscribe(self, process_id: bytes, id: bytes) -> None:
-        """Tell a process of the actor's state, now and whenever it changes."""
+        """Notify a process of the actor's state, now and whenever it changes."""
         actor = self._table.living.get(id)
         dead = self._table.dead.get(id)
         if actor is not None:
@@ -271,7 +271,7 @@ class ActorRegistry:
             self._subscribers.tell_all(actor)
 
     def _count_start(self, actor: Actor) -> None:
-        """Count a start, unless a node tells it again to the head after another one."""
+        """Count a start, unless a node reports it again to a restarted head."""
         process, now = self.clients.get(actor.process_id), time.time()
         if actor.state != ALIVE and process is not None:
             attached = max(process.since, actor.since)
@@ -399,7 +399,7 @@ class ActorRegistry:
         self._enter(actor)
         if node_id:
             self._awaited.setdefault(node_id, []).append((actor, actor.lease))
-            # So it is found by what its node tells of its end.
+            # So that the node's report of its end finds it.
             self._table.leased(actor, actor.lease)
             if actor.process_id:
                 self._table.lives_in(actor, actor.process_id)

@@ -75,7 +75,7 @@ class ClientDirectory:
         return list(self._clients.values())
 
     def ended(self, process_id: bytes, how: ProcessExit) -> None:
-        """Remove a process, which may never have attached, and tell the observers."""
+        """Remove a process, which may never have attached, and notify the observers."""
         self._clients.pop(process_id, None)
         for hook in self.on_ended:
             hook(process_id, how)
@@ -183,19 +183,19 @@ class ProcessEnds:
         self._clients.answer(*waiter, (how.code, how.pid, how.with_node, how.detail))
 
 
-#: Seconds until a driver is told, and between two times for each request of the cluster that waits:
+#: Seconds until a driver is notified, and between two notices for each waiting request:
 #: each is looked at when the driver asks, which takes some microseconds.
 _GATHER, _EACH = 0.5, 100e-6
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class DriverNews:
-    """Tells drivers, not often, that something of their jobs waits: they ask what and why."""
+    """Notifies drivers, not often, that work of their jobs waits; they ask which and why."""
 
     clients: ClientDirectory
     jobs: JobDirectory
     timers: Timers
-    #: Drivers that are about to be told; and when each may be, as it was told lately.
+    #: Drivers with a notice under way; and the earliest time of the next one for each.
     _soon: set[bytes] = dataclasses.field(default_factory=set, init=False)
     _next: dict[bytes, float] = dataclasses.field(default_factory=dict, init=False)
     _waiting: int = dataclasses.field(default=0, init=False)
@@ -204,7 +204,7 @@ class DriverNews:
         self.clients.on_ended.append(self._ended)
 
     def tell(self, job_id: bytes, waiting: int) -> None:
-        """Tell the driver of a job soon; ``waiting`` is how many requests of the cluster wait."""
+        """Notify the driver of a job soon; ``waiting`` is the number of waiting requests."""
         job, self._waiting = self.jobs.get(job_id), waiting
         if job is not None and job.driver not in self._soon:
             driver = job.driver

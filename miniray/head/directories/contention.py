@@ -1,6 +1,6 @@
 """What the head does for requests that wait: clients are asked for leases of theirs.
 
-Which leases make room is found by ``scheduling/reservations.py``.
+Which leases to ask back is decided by ``scheduling/reservations.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.leases import TaskLease, TaskLeases
     from miniray.head.scheduling.resources import ResourcePool
 
-    #: A group, the number of an actor's request, or a node on which room is set aside for a
+    #: A group, the number of an actor's request, or a node on which capacity is reserved for a
     #: placement group.
     Waiter = TaskLeaseGroup | int | str
 
@@ -166,7 +166,7 @@ class Revocations:
             several = len(found) > 1
             self._ask(waiter, found, shares)
             if several:
-                break  # room is set aside for one request of a shape at a time
+                break  # capacity is reserved for one request of a shape at a time
         if asked and group is not None:
             self._leases.let_wait(group, len(self._asked[group]))
         return asked, young
@@ -193,7 +193,7 @@ class Revocations:
             self.arm()
 
     def _make_room(self, pool: ResourcePool, shares: collections.Counter[TaskLeaseGroup]) -> None:
-        """Ask back the leases that occupy room set aside for a placement group on a node."""
+        """Ask back the leases that occupy capacity reserved for a placement group on a node."""
         assert pool.reservation is not None
         wanted = {*pool.reservation.scalars, *pool.reservation.devices}
         trial = pool.copy()

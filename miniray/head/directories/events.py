@@ -83,7 +83,7 @@ class EventLog:
             self.add(source, event, message, severity, node_id=node_id)
 
     def told(self, requester: bytes, source: str, event: str, message: str, severity: str) -> None:
-        """Remember what a daemon tells; it asks under its node's id."""
+        """Remember an event of a daemon, which requests it under its node's id."""
         if (source, severity) not in self._events:
             raise ValueError(
                 f"An event has a source of {SOURCES} and a severity of {SEVERITIES}, not "

@@ -56,7 +56,7 @@ class RequestSummary(NamedTuple):
 
 
 class Requester(Protocol):
-    """Asks for leases, and is told of them. ``token`` is what it passed with its request."""
+    """Asks for leases, and receives them. ``token`` is what it passed with its request."""
 
     def granted(self, token: Any, number: int, allocation: Allocation) -> None:
         """Use a lease that was granted."""
@@ -75,7 +75,7 @@ class Requester(Protocol):
 
 
 class GroupRequester(Protocol):
-    """Asks for placement groups, and is told of them."""
+    """Asks for placement groups, and is notified of them."""
 
     def placed(self, group_id: bytes) -> None:
         """Handle that all bundles of a group have their nodes."""
@@ -106,7 +106,7 @@ class GrantTable:
     timers: Timers
     #: The head's start counter; makes numbers unique over restarts.
     epoch: int
-    #: Seconds of waiting after which that is told.
+    #: Seconds of waiting after which the driver is notified.
     warn_after: float
     #: Called with the id of a job of which something has waited long, or cannot be served, and how
     #: many requests wait.
@@ -120,7 +120,7 @@ class GrantTable:
         #: Placement groups that were never placed, and since when they wait.
         self.waiting_groups: dict[bytes, float] = {}
         #: Called when a request begins to wait, when leases are granted while some wait, and
-        #: when room was set aside.
+        #: when capacity was reserved.
         self.on_contention: list[Callable[[], None]] = []
         #: Called after a lease has ended.
         self.on_released: list[Callable[[], None]] = []
@@ -153,7 +153,7 @@ class GrantTable:
         """Ask for a lease; the requester may be called, with the token, before this returns.
 
         The number, from ``reserve_number``, names the request and its lease. The default policy
-        prefers the node ``near``; with ``fill``, as long as there is room.
+        prefers the node ``near``; with ``fill``, as long as it has capacity.
         """
         now = self.timers.time()
         request = Request(number, requester, token, demand, now, time.time())
@@ -221,7 +221,7 @@ class GrantTable:
             self._tell_contention()
 
     def group_is_placed(self, group_id: bytes) -> None:
-        """Stop waiting for a group of which nodes have reported all bundles."""
+        """Stop waiting for a group whose bundles were all reported by nodes."""
         self.waiting_groups.pop(group_id, None)
 
     def remove_group(self, group_id: bytes) -> None:
@@ -230,7 +230,7 @@ class GrantTable:
 
     # --- carrying out --------------------------------------------------------------
     def apply(self, decisions: Decisions) -> None:
-        """Tell the requesters what was decided; what that leads to is carried out next."""
+        """Notify the requesters of decisions; the effects of that are carried out next."""
         self._todo.append(decisions)
         if self._busy:
             return

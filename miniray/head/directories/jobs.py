@@ -33,7 +33,7 @@ class KeyValues:
         self._values.setdefault(namespace, {})[key] = value
 
     def put(self, namespace: str, key: Key, value: bytes, overwrite: bool = True) -> bool:
-        """Set a value unless there is one that is to be kept; return whether it was set."""
+        """Set a value, but keep an existing one unless ``overwrite``; return whether it was set."""
         values = self._values.setdefault(namespace, {})
         if not overwrite and key in values:
             return False
@@ -200,7 +200,7 @@ class JobCode:
         self._refused: dict[bytes, None] = {}
 
     def put(self, job_id: bytes, name: bytes, content: bytes) -> None:
-        """Keep a content for a job; CodeStoreFullError if there is no room."""
+        """Keep a content for a job; CodeStoreFullError if it does not fit."""
         if self._jobs.is_over(job_id):
             return  # a process that is ending sent it; it will not be asked for
         if not self._kv.exists(_CODE, name):

@@ -49,7 +49,7 @@ class TaskLeaseGroup:
     home: str
     demand: Demand
     spec: LeaseSpec
-    #: What the workers of its leases are told of their job.
+    #: The job, as the workers of its leases receive it.
     job: JobSpec
     #: Leases wanted in all, those had included.
     total: int = 0
@@ -376,7 +376,7 @@ class TaskLeases:
         if lease.returned:
             del self.leases[number]
         elif not lease.process_id:
-            # Its client was not told of it.
+            # Its client was not notified of it.
             del self.leases[number]
             lease.group.remove(number)
             self._balance(lease.group)

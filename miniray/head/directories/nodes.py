@@ -40,7 +40,7 @@ class NodeOutbox(Protocol):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ClusterNode:
-    """What the head knows of a node, and its way to it."""
+    """A node, as its daemon reported it, and the outbox of its session."""
 
     id: bytes
     #: Its id in hex, which is its name in the scheduler.
@@ -168,7 +168,7 @@ class NodeDirectory:
         self.cpus = sum(node.totals.get("CPU", 0.0) for node in self._living.values())
 
     def tell_all(self) -> None:
-        """Tell all nodes who lives: an earlier head may not have told them of a loss."""
+        """Send all nodes the list of living ones: an earlier head may have lost one silently."""
         told = head_pb2.Welcome(nodes=map(self.introduction, self), nodes_are_all=True)
         for node in self:
             node.send(welcome=told)

@@ -266,7 +266,7 @@ class SubmittedJobs:
         self._end(self._by_lease[lease], FAILED, text, kind)
 
     def lease_over(self, lease: int) -> None:
-        """End a job of which no command was started, as it was stopped before."""
+        """End a job that was stopped before its command was started."""
         job = self._by_lease.get(lease)
         if job is not None:
             state = STOPPED if job.stop_grace is not None else FAILED

@@ -169,12 +169,12 @@ def total_needs(specs: Iterable[BundleSpec]) -> Needs:
 
 
 def candidates(
-    group: GroupPlacement, values: Mapping[str, str], has_room: Callable[[str, str], bool]
+    group: GroupPlacement, values: Mapping[str, str], fits: Callable[[str, str], bool]
 ) -> dict[str, list[str]]:
-    """Return, for each set with missing bundles, the values whose nodes have room for all of them.
+    """Return, for each set with missing bundles, the values whose nodes can hold all of them.
 
     A set keeps the value that the nodes of its placed bundles have, and no other set gets it.
-    ``values`` has the label's value of each node, empty where it has none; ``has_room`` tells
+    ``values`` has the label's value of each node, empty where it has none; ``fits`` tells
     whether the missing bundles of a set fit on the nodes with a value.
     """
     names = {set_name(spec.selector) for spec in group.bundles}
@@ -182,7 +182,7 @@ def candidates(
         name: values.get(node_id, "") for name in names for node_id in group.places(name).values()
     }
     free = sorted(set(values.values()) - set(fixed.values()) - {""})
-    known: dict[tuple[object, str], bool] = {}  # equal sets have room on the same values
+    known: dict[tuple[object, str], bool] = {}  # equal sets fit on the same values
     found: dict[str, list[str]] = {}
     for name, specs in group.missing_sets.items():
         shape = tuple(
@@ -192,7 +192,7 @@ def candidates(
         found[name] = []
         for value in [fixed[name]] if name in fixed else free:
             if (shape, value) not in known:
-                known[shape, value] = has_room(name, value)
+                known[shape, value] = fits(name, value)
             if known[shape, value]:
                 found[name].append(value)
     return found
@@ -247,22 +247,22 @@ def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) ->
         there = by_value[value]
         taken = set(group.places(name).values())
         specs = group.missing_sets[name]
-        if not may_have_room(collections.Counter(specs.values()), there, owner):
+        if not may_fit(collections.Counter(specs.values()), there, owner):
             return None
         return _Planner(specs, there, taken, owner).place(group.strategy)
 
-    def has_room(name: str, value: str) -> bool:
+    def fits(name: str, value: str) -> bool:
         made = place(name, value)
         for pool, allocation in (made or {}).values():
             pool.release(allocation)
         return made is not None
 
-    chosen = match(candidates(group, values, has_room))
+    chosen = match(candidates(group, values, fits))
     if chosen is None:
         return None
     made: Placed = {}
     for name, value in chosen.items():
-        # Sets are on different nodes, so each has the room that it had alone.
+        # Sets are on different nodes, so each has the capacity that it had alone.
         made |= place(name, value) or {}
     assert made.keys() == group.missing.keys()
     return made
@@ -285,7 +285,7 @@ class _Planner:
     def place(self, strategy: str) -> Placed | None:
         match strategy:
             case "PACK":
-                return self._on_one() or self._one_by_one(self._roomiest())
+                return self._on_one() or self._one_by_one(self._most_free())
             case "SPREAD":
                 return self._one_by_one(self._by_use(), spread=True)
             case "STRICT_PACK":
@@ -334,13 +334,15 @@ class _Planner:
         allowed = [node for node in self.nodes if not self.taken or node.node_id in self.taken]
         totals = total_needs(self.specs.values())
         rank = pack_then_spread(self._names)
-        roomy = [
+        large_enough = [
             node
             for node in allowed
             if all(_free(node, name) >= units for name, units in totals)
             and all(matches(spec.selector, node.labels) for spec in self.specs.values())
         ]
-        for node in sorted(roomy, key=lambda node: (self._avoid(node), rank(node), node.order)):
+        for node in sorted(
+            large_enough, key=lambda node: (self._avoid(node), rank(node), node.order)
+        ):
             made = self._one_by_one([node])
             if made is not None:
                 return made
@@ -363,13 +365,13 @@ class _Planner:
             for index, at in found.items()
         }
 
-    def _roomiest(self) -> list[ResourcePool]:
-        """Return the nodes with bundles of the group, then the others, the roomiest first."""
+    def _most_free(self) -> list[ResourcePool]:
+        """Return the nodes with bundles of the group, then the others, by how much is free."""
         use = least_used(self._names)
         totals = total_needs(self.specs.values())
         kinds = collections.Counter(self.specs.values())
 
-        def room(node: ResourcePool) -> tuple[int, float]:
+        def rank(node: ResourcePool) -> tuple[int, float]:
             bundles = sum(
                 min(count, spec.copies(node, self.owner)) for spec, count in kinds.items()
             )
@@ -380,7 +382,7 @@ class _Planner:
             key=lambda node: (
                 node.node_id not in self.taken,
                 self._avoid(node),
-                *room(node),
+                *rank(node),
                 use(node),
                 node.order,
             ),
@@ -394,10 +396,10 @@ class _Planner:
         return sorted(self.nodes, key=lambda node: (self._avoid(node), use(node), node.order))
 
 
-def may_have_room(
+def may_fit(
     kinds: collections.Counter[BundleSpec], nodes: Collection[ResourcePool], owner: object
 ) -> bool:
-    """Return whether the sums suffice, and the room for each kind of bundle alone.
+    """Return whether the sums suffice, and the capacity for each kind of bundle alone.
 
     A quick test that refuses none that have a place.
     """

@@ -29,7 +29,7 @@ class Demand:
     placing: Needs
     placement: Placement = None
     selector: LabelSelector = ()
-    #: Nodes that will do too if none that meets the selector has room, the best first.
+    #: Nodes that will do too if none that meets the selector has capacity, the best first.
     fallbacks: tuple[LabelSelector, ...] = ()
     #: An actor's: it may be held for ever.
     lasting: bool = False
@@ -66,7 +66,7 @@ class Demand:
         """Make a demand from checked options; ValueError if an amount or a condition is malformed.
 
         The lease holds ``resources``, in units; ``placement_resources``, or the same, must be free
-        to place it. ``fallback_selectors`` serve when no node that meets the selector has room.
+        to place it. ``fallback_selectors`` serve when no node that meets the selector has capacity.
         """
         needs = parse_needs(resources)
         placing = needs if placement_resources is None else parse_needs(placement_resources)
@@ -82,7 +82,7 @@ class LeaseRequest(NamedTuple):
     demand: Demand
     #: Node that the default policy prefers: where the requester runs, or what it will read is.
     near: str | None = None
-    #: Prefer it as long as it has room, not only while the policy packs.
+    #: Prefer it as long as it has capacity, not only while the policy packs.
     fill: bool = False
 
 
@@ -107,7 +107,7 @@ class Decisions:
     failures: list[Refusal] = dataclasses.field(default_factory=list)
     #: Requests that no node could serve as the cluster is now; they wait for one to join.
     infeasible: list[Refusal] = dataclasses.field(default_factory=list)
-    #: Ids of the groups of which all bundles are placed now.
+    #: Ids of the groups whose bundles are all placed now.
     placed: list[bytes] = dataclasses.field(default_factory=list)
     #: Leases that are gone, because their node is.
     lost: list[int] = dataclasses.field(default_factory=list)

@@ -131,7 +131,7 @@ class Devices:
         return amounts
 
     def take_exactly(self, shares: DeviceShares) -> None:
-        """Take the named shares; ValueError if a device is unknown or lacks the room."""
+        """Take the named shares; ValueError if a device is unknown or lacks the capacity."""
         for id, units in shares:
             position = self._positions.get(id)
             if position is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
 from miniray.common.labels import shared_label
-from miniray.head.scheduling.bundles import may_have_room, plan, total_needs
+from miniray.head.scheduling.bundles import may_fit, plan, total_needs
 from miniray.head.scheduling.queues import Domain
 from miniray.head.scheduling.reasons import Reason, ReasonKind, explain, first_quarantined
 from miniray.head.scheduling.resources import bundle_pool
@@ -48,11 +48,11 @@ class Group:
     #: What each node had for it when there was enough and yet no way was found to place it: while
     #: no node has more, another search would end like that one.
     searched: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    #: Nodes on which room is set aside for it.
+    #: Nodes on which capacity is reserved for it.
     reserved: list[ResourcePool] = dataclasses.field(default_factory=list)
 
     def may_be_placed_by(self, node: ResourcePool) -> bool:
-        """Return whether more room on a node may give it a place; a quick test."""
+        """Return whether more capacity on a node may give it a place; a quick test."""
         if not any(spec.fits(node, self) for spec in self.kinds):
             return False
         if not self.searched:
@@ -153,10 +153,10 @@ class GroupTable:
     def place(
         self, group: Group, nodes: Mapping[str, ResourcePool]
     ) -> dict[int, ResourcePool] | None:
-        """Place the missing bundles of a group and return their pools; None if there is no room."""
+        """Place the missing bundles of a group and return their pools; None if it does not fit."""
         group.searched = {}
         usable = [node for node in nodes.values() if not node.closed]
-        if not may_have_room(group.kinds, usable, group):
+        if not may_fit(group.kinds, usable, group):
             return None
         made = plan(group.state, nodes.values(), group)
         if made is None:
@@ -195,7 +195,7 @@ class GroupTable:
         self._enqueue(group)
 
     def remove(self, group_id: bytes) -> tuple[Group, list[ResourcePool]]:
-        """Remove a group; return it and its pools, of which the empty ones are to be freed."""
+        """Remove a group; return it and its pools; the caller frees the empty ones."""
         group = self.groups.pop(group_id)
         self._dequeue(group)
         group.state.remove()
@@ -223,7 +223,7 @@ class GroupTable:
     def lose_node(
         self, node_id: str, next_number: Callable[[], int], now: float
     ) -> list[ResourcePool]:
-        """Drop the bundles of a node that is gone; their groups are to be placed again."""
+        """Drop the bundles of a node that is gone; their groups wait to be placed again."""
         lost = self._on_node.pop(node_id, {})
         incomplete: dict[Group, None] = {}
         for group_id, index in lost:
@@ -275,7 +275,7 @@ class GroupTable:
         return sorted(firsts, key=lambda group: group.number)
 
     def first_that_may_use(self, node: ResourcePool) -> list[Group]:
-        """Return those of ``first_unplaced`` to which more room on a node may give a place."""
+        """Return those of ``first_unplaced`` to which more capacity on a node may give a place."""
         return [group for group in self.first_unplaced() if group.may_be_placed_by(node)]
 
     def next_alike(self, group: Group) -> Group | None:
@@ -359,7 +359,7 @@ def _inside(
 
 
 def _take(pool: ResourcePool, held: Allocation) -> bool:
-    """Count an allocation if there is room for it (CPU may be in debt)."""
+    """Count an allocation if it fits (CPU may be in debt)."""
     if any(name != "CPU" and pool.free.get(name, 0) < units for name, units in held.scalars):
         return False
     try:

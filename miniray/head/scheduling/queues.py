@@ -82,7 +82,7 @@ class PoolSet:
         return pool
 
     def note_better(self, pool: ResourcePool, shared: str | None = None) -> None:
-        """Tell the indexes that more fits on this pool than before.
+        """Mark in the indexes that more fits on this pool than before.
 
         Or that a device of the resource ``shared`` became fuller: better for further shares.
         """
@@ -205,7 +205,7 @@ class ShapeQueue:
     )
     #: Of the request that waits longest; of the last one if none waits.
     number: int = 0
-    #: The pool on which room is set aside for the head of the queue.
+    #: The pool on which capacity is reserved for the head of the queue.
     reserved: ResourcePool | None = None
     _index: CandidateIndex | None = None
     _topology: int = -1
@@ -265,7 +265,7 @@ class ShapeQueue:
     def find(self, near: str | None, *, fill: bool = False) -> ResourcePool | None:
         """Return the best pool for a request of this shape now, or None.
 
-        ``near`` is preferred while it is little used; with ``fill``, as long as it has room.
+        ``near`` is preferred while it is little used; with ``fill``, as long as it has capacity.
         """
         pools = self.domain.pools.pools
         target = self._target()
@@ -347,7 +347,7 @@ class Domain:
         return pending
 
     def that_may_use(self, key: Hashable, pool: ResourcePool) -> dict[int, ShapeQueue]:
-        """Return the queues that a pool may have room for, by the number of their heads.
+        """Return the queues that a pool may hold, by the number of their heads.
 
         A quick test that refuses none that has a place: ``ShapeQueue.admits`` decides.
         """

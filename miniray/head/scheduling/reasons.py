@@ -238,7 +238,7 @@ def describe_quarantined(pool: ResourcePool, resource: str) -> str:
 
 
 def first_quarantined(pool: ResourcePool) -> Reason | None:
-    """Say what of a node's devices is out of service; None if nothing is."""
+    """Return why devices of a node are out of service; None if none is."""
     for name, devices in pool.devices.items():
         if devices.out:
             detail = describe_quarantined(pool, name)

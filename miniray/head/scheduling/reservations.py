@@ -1,7 +1,7 @@
-"""Making room for those who wait: by setting it aside, and by asking for leases back.
+"""Capacity for demands that have waited long: reserved, or made free by asking for leases back.
 
 Responsible for choosing where, at a bounded cost; what is set aside is honoured by the pools, and
-owners are asked by ``directories/contention.py``. Room is set aside only where tasks hold it,
+owners are asked by ``directories/contention.py``. Capacity is reserved only where tasks hold it,
 which end: what actors and bundles hold may never come back, and what is free beside it would stand
 idle meanwhile.
 """
@@ -33,7 +33,7 @@ _MAX_LEASES = 256  # leases looked at per pool
 
 
 def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None = None) -> bool:
-    """Set room aside for a queue's head where least is missing, or on ``only``; False if not."""
+    """Reserve capacity for a queue's head where least is missing, or on ``only``; False if not."""
     demand = queue.demand
     open_pools = [
         pool
@@ -137,7 +137,7 @@ def choose_revocations(
 def _choose_on(
     queue: ShapeQueue, pool: ResourcePool, leases: list[tuple[int, Allocation]]
 ) -> list[int]:
-    """Choose leases of one pool whose release makes room, none of them needlessly."""
+    """Choose leases of one pool whose release frees enough, none of them needlessly."""
     trial = pool.copy()
     chosen: dict[int, Allocation] = {}
     leases.sort(key=_by_size)

@@ -1,4 +1,4 @@
-"""Pools: what a node has, or a bundle has reserved, and what of it is free.
+"""Pools: the capacity of a node or of a bundle, and how much of it is free.
 
 Responsible for exact bookkeeping; not for which pool a demand goes to.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reservation(NamedTuple):
-    """Room on a pool that is set aside for a demand that has waited long."""
+    """Capacity of a pool that is reserved for a demand that has waited long."""
 
     #: Who may use it; compared by identity.
     owner: object
@@ -33,7 +33,7 @@ _NOTHING = Reservation(None, {}, {})
 
 
 class ResourcePool:
-    """What one node has, or one bundle has reserved, and what of it is free.
+    """The capacity of one node or of one bundle, and how much of it is free.
 
     CPU may go below zero: a task that resumes takes its CPU at once, and the pool
     is in debt until others end.
@@ -64,7 +64,7 @@ class ResourcePool:
         self.closed = closed
         #: Position in the stable order of its set.
         self.order = 0
-        #: Counts every change, so that what was computed from the pool can be told stale.
+        #: Counts every change, so that values computed from the pool can be recognised as stale.
         self.version = 0
         #: CPU that leases needed to be placed and don't hold; counts as use when pools are ranked.
         self.load = 0
@@ -214,7 +214,7 @@ class ResourcePool:
         """Count an allocation made earlier, as a daemon reports it.
 
         Raises:
-            ValueError: it names a resource or device that is not here, or a device without room.
+            ValueError: it names a resource or device that is not here, or one without capacity.
         """
         unknown = allocation.names() - set(self.free) - set(self.devices)
         if unknown:
@@ -296,7 +296,7 @@ class ResourcePool:
 
     @property
     def whole(self) -> set[str]:
-        """The device resources of which only whole devices can be had."""
+        """Device resources whose devices cannot be shared."""
         return {name for name, devices in self.devices.items() if not devices.divisible}
 
 
@@ -310,7 +310,7 @@ def node_pool(
     """Make the pool of a node from what its daemon declares; ValueError if that is malformed.
 
     Amounts are in units; names in ``devices``, ids in the order of use, are left out of
-    ``resources``. ``whole`` are the device resources of which a device can't be shared.
+    ``resources``. ``whole`` are the device resources whose devices can't be shared.
     """
     devices = devices or {}
     return ResourcePool(

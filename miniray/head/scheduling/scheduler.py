@@ -32,7 +32,7 @@ class ClusterScheduler:
         """Start with no nodes.
 
         Args:
-            reserve_after: seconds of waiting after which room is set aside.
+            reserve_after: seconds of waiting after which capacity is reserved.
         """
         self._table = ResourceTable(reserve_after)
         #: The nodes of before a restart have not all reported.
@@ -241,7 +241,7 @@ class ClusterScheduler:
         return table.settle(out, now)
 
     def remove_group(self, group_id: bytes, now: float) -> Decisions:
-        """Remove a group: requests for it fail, and its leases are to be ended.
+        """Remove a group: requests for it fail; the caller ends its leases.
 
         A bundle's resources return to its node when its last lease is released. Unknown ids
         change nothing.
@@ -263,7 +263,7 @@ class ClusterScheduler:
 
     # --- time ------------------------------------------------------------------------
     def advance(self, now: float) -> Decisions:
-        """Set room aside for what has waited long. Call it at ``next_deadline``."""
+        """Reserve capacity for what has waited long. Call it at ``next_deadline``."""
         self._table.reserve_soon()
         return self._table.settle(Decisions(), now)
 
@@ -368,7 +368,7 @@ class ClusterScheduler:
         )
 
     def set_aside(self, lease_id: int, ending: int) -> bool:
-        """Set room aside for a waiting request on the pool of a lease that is to end for it.
+        """Reserve capacity for a waiting request on the pool of a lease that is to end for it.
 
         Returns whether it is: only for the request that has waited longest of its shape.
         """

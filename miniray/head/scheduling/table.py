@@ -1,4 +1,4 @@
-"""The resource table: pools, leases, queues and groups, and the work of filling freed room.
+"""The resource table: pools, leases, queues and groups, and the work of filling freed capacity.
 
 Responsible for keeping them consistent and for granting whatever fits; the
 requests that change the table are in ``scheduler.py``.
@@ -44,7 +44,7 @@ class ResourceLease:
 
 
 class ResourceTable:
-    """State of the scheduler. What makes room calls ``grow``, and ``settle`` in the end."""
+    """State of the scheduler. What frees capacity calls ``grow``, and ``settle`` in the end."""
 
     def __init__(self, reserve_after: float) -> None:
         self.domain = Domain()
@@ -58,7 +58,7 @@ class ResourceTable:
         self._placements = 0
         #: Domains that may have waiting requests.
         self._busy: dict[Domain, None] = {}
-        #: Pools that got room.
+        #: Pools that gained capacity.
         self._grown: dict[ResourcePool, None] = {}
         self._reserve_again = False
         #: When to look next for those that have waited long: not after the first of them has.
@@ -165,7 +165,7 @@ class ResourceTable:
 
     # --- groups --------------------------------------------------------------------
     def place_group(self, group: Group, out: Decisions) -> bool:
-        """Place the missing bundles of a group; return whether there was room."""
+        """Place the missing bundles of a group; return whether they fit."""
         bundles = self.groups.place(group, self.nodes)
         if bundles is None:
             return False
@@ -178,7 +178,7 @@ class ResourceTable:
         return True
 
     def place_groups(self, out: Decisions, node: ResourcePool | None = None) -> None:
-        """Place what can be placed of the waiting groups, oldest first; ``node`` has got room."""
+        """Place waiting groups where they fit, oldest first; ``node`` has gained capacity."""
         if node is None:
             firsts = self.groups.first_unplaced()
         else:
@@ -198,7 +198,7 @@ class ResourceTable:
             node.release(allocation)
             self.grow(node)
 
-    # --- filling room --------------------------------------------------------------
+    # --- filling capacity --------------------------------------------------------------
     def grow(self, pool: ResourcePool) -> None:
         domain = self._domain_of(pool)
         if domain is not None:
@@ -206,7 +206,7 @@ class ResourceTable:
             self._grown[pool] = None
 
     def forget(self, pool: ResourcePool) -> None:
-        """Drop a pool that is gone from what is to be filled."""
+        """Drop a pool that is gone from those to fill."""
         self._grown.pop(pool, None)
         if pool.reservation is not None:
             owner = pool.reservation.owner
@@ -223,11 +223,11 @@ class ResourceTable:
                 self.grow(pool)
 
     def reserve_soon(self) -> None:
-        """Let the next ``settle`` set room aside where that is due."""
+        """Let the next ``settle`` reserve capacity where that is due."""
         self._reserve_again = True
 
     def settle(self, out: Decisions, now: float) -> Decisions:
-        """Use all room that came free, then set room aside where that is due."""
+        """Use all capacity that came free, then reserve capacity where that is due."""
         self.time = max(self.time, now)
         while True:
             while self._grown:
@@ -267,13 +267,13 @@ class ResourceTable:
             self.lift(queue)
             granted = True
             if pool in self._grown:
-                return False  # room that was set aside here is for all: the pool is filled anew
+                return False  # capacity that was reserved here is for all: the pool is filled anew
             if queue.waiting:
                 queues[queue.number] = queue
                 heapq.heappush(numbers, queue.number)
         return granted
 
-    # --- setting room aside ----------------------------------------------------------
+    # --- reserving capacity ----------------------------------------------------------
     def _note_wait(self, since: float) -> None:
         """Note that the head of a queue, or a group, has waited since then."""
         due = since + self._reserve_after
@@ -281,7 +281,7 @@ class ResourceTable:
             self._look_at = due
 
     def _due(self) -> list[ShapeQueue | Group]:
-        """Return the first that have waited long, could be served, and have no room set aside."""
+        """Return the first that have waited long, could be served, and have nothing reserved."""
         long_ago = self.time - self._reserve_after
         queues = [
             queue
@@ -304,11 +304,11 @@ class ResourceTable:
         return min(young) + self._reserve_after if young else None
 
     def set_aside(self, queue: ShapeQueue, pool: ResourcePool) -> bool:
-        """Set room aside for a queue's head, however long it has waited; False if none can be."""
+        """Reserve capacity for a queue's head, however long it has waited; False if none can be."""
         return queue.reserved is not None or reserve_for_queue(queue, self._without_tasks, pool)
 
     def _reserve(self) -> None:
-        """Set room aside for the oldest demands and groups that have waited long enough."""
+        """Reserve capacity for the oldest demands and groups that have waited long enough."""
         later = functools.cache(self._without_tasks)
         owners = self._due()
         again = len(owners) == _RESERVATIONS_AT_ONCE
@@ -319,7 +319,7 @@ class ResourceTable:
                 made = reserve_for_group(owner, self.nodes.values(), later)
             again = again or not made
         self._look_at = self._next_look()
-        if again:  # actors may end meanwhile, of which nothing can be expected now
+        if again:  # actors may end meanwhile, which cannot be foreseen
             retry = self.time + self._reserve_after
             self._look_at = retry if self._look_at is None else min(retry, self._look_at)
 
