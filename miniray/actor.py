@@ -1,6 +1,6 @@
 """Actors: what ``@remote`` makes of a class, the handles of its actors, and their methods.
 
-A handle only holds a counted ref and what it knows of the class: the actor ends
+A handle only holds a counted ref and a description of the class: the actor ends
 when the last ref goes. Calls are checked here and sent by the runtime.
 """
 

@@ -237,7 +237,7 @@ def put(value: T, *, _owner: None = None) -> ObjectRef[T]:
 
     Raises:
         TypeError: The value is a ref already, or can't be pickled; or an owner is given.
-        ObjectStoreFullError: There is no room for it.
+        ObjectStoreFullError: It fits neither into memory nor on disk.
     """
     if type(value) is ObjectRef:  # another engine refuses its own, which spares each value a look
         raise TypeError(

@@ -147,7 +147,7 @@ class Cluster:
             object_store_memory: Bytes of its object store.
             memory: Bytes that it offers as the resource ``memory``.
             env_vars: Variables of the node and its workers, beside those of this process: such
-                as ``CUDA_VISIBLE_DEVICES``, or the ones that tell a TPU host its slice.
+                as ``CUDA_VISIBLE_DEVICES``, or those that name a TPU host's slice.
 
         Raises:
             ValueError: A value is not allowed.

@@ -377,7 +377,7 @@ class RuntimeEnvSetupError(MinirayError):
 
 
 class CodeStoreFullError(MinirayError):
-    """The head has no room for more functions, classes and packages of the jobs that run."""
+    """The head's limit for functions, classes and packages of running jobs is reached."""
 
 
 # --- errors of values ------------------------------------------------------------------------
@@ -415,7 +415,7 @@ class GetTimeoutError(MinirayError, TimeoutError):
             id: Hex id of its ref.
             call: The name of what makes it; empty if that is not known.
             missing: How many were missing,
-            total: of so many.
+            total: Number of values waited for.
             timeout: In seconds.
             why: Begins with a space, and says what the value waits for.
         """
@@ -440,7 +440,7 @@ class ObjectLostError(MinirayError):
 
 
 class OwnerDiedError(ObjectLostError):
-    """The process that owned a value failed, so that nobody can tell where the value is."""
+    """The process that owned a value failed, and with it the knowledge of where the value is."""
 
     def __init__(self, object_id: str, owner: str = "") -> None:
         who = f"the process that created the ref{f' ({owner})' if owner else ''}"
@@ -453,7 +453,7 @@ class OwnerDiedError(ObjectLostError):
 
 
 class ObjectStoreFullError(MinirayError):
-    """The object store of a node has no room for a value, in memory or on disk.
+    """A value fits neither into the object store of a node nor on its disk.
 
     Attributes:
         needed: Bytes of the value.

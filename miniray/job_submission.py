@@ -365,7 +365,7 @@ def _resources(
 
 
 def job_details(told: Mapping[str, Any]) -> JobDetails:
-    """Make the record of a submitted job of what the head tells."""
+    """Make the record of a submitted job from the head's description."""
     resources = dict(told["resources"])
     cpus, gpus, memory = (resources.pop(name, None) for name in ("CPU", "GPU", "memory"))
     driver = DriverInfo(**told["driver_info"]) if told["driver_info"] else None

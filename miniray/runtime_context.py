@@ -213,7 +213,7 @@ def get_runtime_context() -> RuntimeContext:
 
 
 def own_node() -> dict[str, Any]:
-    """Return what ``miniray.nodes()`` tells of this process's node; empty if it is lost."""
+    """Return the entry of ``miniray.nodes()`` for this process's node; empty if it is lost."""
     runtime = current_runtime()
     own = runtime.context().node_id
     return next((node for node in runtime.head.nodes() if node["NodeID"] == own), {})

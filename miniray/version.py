@@ -3,5 +3,5 @@
 import sys
 
 VERSION = "0.1.0"
-#: As ``platform`` tells it, which takes milliseconds to import.
+#: As ``platform`` has it, which takes milliseconds to import.
 PYTHON_VERSION = sys.version.split()[0]

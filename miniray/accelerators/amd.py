@@ -71,7 +71,7 @@ class AmdGPU(Family):
         return _CUDA if environ.get(_CUDA) else _ROCR
 
     def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:
-        """Return the governing variable's ids; HIP's only as far as the layer below has them."""
+        """Return the governing variable's ids; HIP's only if the layer below has them."""
         visible = super().visible_ids(environ)
         below = self._below(environ)
         if visible is None or below is None:
@@ -146,7 +146,7 @@ def _use(host: Host, minor: int) -> Use:
 
 
 def _told(host: Host, file: str) -> str:
-    """Return what stands in a file of the driver; nothing of what this device does not tell."""
+    """Return what stands in a file of the driver; nothing if this device has no such file."""
     try:
         return host.read(file)
     except OSError:  # the driver lists sensors that it can't read on some devices
@@ -177,5 +177,5 @@ def _is_usable(host: Host, facts: dict[str, int]) -> bool:
 
 
 def _first_of(ids: Sequence[str], count: int) -> list[str]:
-    """Return the ids that can name one of so many devices; forms that are no numbers can."""
+    """Return the ids that can name one of ``count`` devices; forms that are no numbers can."""
     return [id for id in ids if not id.isdecimal() or int(id) < count][:count]

@@ -38,7 +38,7 @@ class Detected(NamedTuple):
 
     @classmethod
     def numbered(cls, count: int, type: str | None = None) -> Detected:
-        """Return so many devices, whose ids are numbers from 0 on."""
+        """Return ``count`` devices, whose ids are numbers from 0 on."""
         return cls(tuple(map(str, range(count))), type)
 
 
@@ -84,11 +84,11 @@ class Family(abc.ABC):
         return Description(type=detected.type)
 
     def use(self, host: Host, timeout: float) -> dict[str, Use]:
-        """Return what this machine's devices use now, by id; nothing where no one tells.
+        """Return what this machine's devices use now, by id; nothing where no tool reports it.
 
         Raises:
             DetectionError: A tool is not there, or gives no answer within ``timeout`` seconds.
-            ValueError, OSError: What the driver or its tool tells cannot be read.
+            ValueError, OSError: The output of the driver or its tool cannot be read.
         """
         return {}
 
@@ -192,17 +192,17 @@ def parse_ids(variable: str, text: str) -> list[str]:
 
 
 def numbers(names: Sequence[tuple[str, str, float]], told: Sequence[str]) -> Use:
-    """Return a device's use of what a tool has told: ``37``, ``37 %`` or ``[N/A]``.
+    """Return a device's use from a tool's output: ``37``, ``37 %`` or ``[N/A]``.
 
     Args:
         names: Of each metric and kind, and its unit.
-        told: A text for each.
+        told: A text per value.
 
     Raises:
         ValueError: There are more texts or fewer.
     """
     use: Use = {}
     for (name, kind, unit), text in zip(names, told, strict=True):
-        with contextlib.suppress(ValueError):  # it is not told of this device
+        with contextlib.suppress(ValueError):  # the tool has no value for this device
             use[name, kind] = float(text.partition(" ")[0]) * unit
     return use

@@ -13,7 +13,7 @@ NVIDIA_L4 = "L4"
 NVIDIA_L40S = "L40S"
 NVIDIA_A100 = "A100"
 NVIDIA_TESLA_A100 = NVIDIA_A100
-# Detection tells no sizes apart: declare these with --resources where they matter.
+# Detection does not distinguish sizes: declare these with --resources where they matter.
 NVIDIA_A100_40G = "A100-40G"
 NVIDIA_A100_80G = "A100-80G"
 NVIDIA_H100 = "H100"

@@ -34,7 +34,7 @@ _VISIBLE = "TPU_VISIBLE_CHIPS"
 _CHIP_BOUNDS = "TPU_CHIPS_PER_HOST_BOUNDS"
 _HOST_BOUNDS = "TPU_HOST_BOUNDS"
 
-#: Variable of GKE and metadata key of Compute Engine, by what they tell.
+#: Variable of GKE and metadata key of Compute Engine, by what they hold.
 _SOURCES = {
     "pod-type": ("TPU_ACCELERATOR_TYPE", "accelerator-type"),
     "slice-name": ("TPU_NAME", "instance-id"),
@@ -159,7 +159,7 @@ _READ: dict[str, Callable[[str], str | None]] = {
 
 #: Chips that one task or actor may ask for on a host.
 CHIP_COUNTS = (1, 2, 4, 8)
-#: Hosts of all but the smallest slices have so many chips.
+#: Chips of a host of all but the smallest slices.
 _CHIPS_PER_HOST = 4
 #: Up to this many chips, a slice of these generations is one host.
 _LARGEST_HOST = 8
@@ -266,7 +266,7 @@ def slice_shape(topology: str, accelerator_type: str) -> SliceShape:
 
 
 def host_bounds(chips: int) -> str | None:
-    """Return the grid of a process that uses so many chips of a host, as libtpu reads it."""
+    """Return the grid of a process that uses ``chips`` chips of a host, as libtpu reads it."""
     return {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}.get(chips)
 
 

@@ -17,9 +17,9 @@ UNIT = 10_000
 
 #: Device resources of the accelerator families; a node may declare others with devices.
 ACCELERATORS = frozenset({"GPU", "neuron_cores", "TPU", "HPU", "NPU"})
-#: Device resources of which a demand must take whole devices.
+#: Device resources that a demand must take in whole devices.
 WHOLE_ONLY = frozenset({"neuron_cores", "TPU", "HPU"})
-#: Device resources whose devices stand in a grid, of which a demand must take a block.
+#: Device resources whose devices stand in a grid: a demand must take a block of it.
 GRIDS = frozenset({"TPU"})
 
 #: Amounts wanted or held: (name, fixed-point units) sorted by name, without zeros.

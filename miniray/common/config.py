@@ -29,7 +29,7 @@ class Config(NamedTuple):
     dashboard_idle: float = 300.0
     #: Prefix of the names of metrics; "ray" for dashboards that were made for Ray.
     metrics_prefix: str = "miniray"
-    #: Whether metrics tell named actors of a class apart.
+    #: Whether metrics have a series per named actor of a class.
     metrics_per_actor: bool = False
     #: How long a process asked to end may take before it is killed.
     stop_grace: float = 5.0
@@ -68,7 +68,7 @@ class Config(NamedTuple):
     recall_after: float = 0.010
     #: A task or method that waits in ``get`` longer than this gives its CPU back.
     block_after: float = 0.010
-    #: Time between two runs of a call that raises an exception which is to be retried, or of a task
+    #: Time between two runs of a call whose exception is retried, or of a task
     #: whose process crashes, as what it needs may be out of reach for seconds. The second run comes
     #: after half of it, or at once after a crash, the third one of such a task after half.
     retry_delay: float = 1.0
@@ -87,7 +87,7 @@ class Config(NamedTuple):
     #: A demand that has waited this long has what it needs set aside for it. A worker that waits so
     #: long for others before it exits lets its devices go to the next.
     reserve_after: float = 10.0
-    #: A demand that has waited this long is told to its driver with the reason.
+    #: A driver is notified of a demand that has waited this long, with the reason.
     pending_warning: float = 5.0
     #: Idle workers above the CPU count end after this time.
     worker_idle: float = 10.0
@@ -124,7 +124,7 @@ class Config(NamedTuple):
     # --- output ------------------------------------------------------------------
     #: Bytes that may wait for a driver that does not read before lines of workers are left out.
     unread_output: int = 16 * 1024 * 1024
-    #: Do not tell the errors of tasks and methods whose results were dropped unread.
+    #: Do not log the errors of tasks and methods whose results were dropped unread.
     ignore_unhandled_errors: bool = False
     #: A log file of a worker, node or head that is as large becomes an older one, of which so many
     #: are kept with it: each of a worker's two streams takes at most the product.

@@ -41,7 +41,7 @@ own_folders = tuple(
 LARGEST = 256 << 20
 
 #: What user code may raise besides an Exception, and must not end the process with, where an
-#: error of it is looked at. KeyboardInterrupt is not among them: it is meant for who looks.
+#: error is inspected. KeyboardInterrupt is not among them: it is meant for the inspector.
 ENDS = (SystemExit, GeneratorExit)
 
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]

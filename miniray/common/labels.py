@@ -139,7 +139,7 @@ def describe(selector: LabelSelector) -> str:
 
 
 def describe_all(selectors: Sequence[LabelSelector]) -> str:
-    """Write several selectors, of which one must be met, on one line."""
+    """Write several selectors, one of which must be met, on one line."""
     return " or ".join(describe(each) for each in selectors)
 
 

@@ -17,7 +17,7 @@ MAX_LINE = 64 * 1024
 #: A mark that does not end within this many bytes is no mark.
 _MAX_MARK = 4096
 _CURSOR_UP = b"\x1b[A"
-#: So many bars below each other are followed.
+#: Bars below each other that are followed.
 _MAX_BARS = 16
 
 
@@ -156,7 +156,7 @@ class LineSplitter:
             # To a line that was passed on already: as if it were an empty one above the bar.
             self._rows.insert(0, _Row())
             for row in self._rows:
-                row.changed = True  # each is one lower than it was told
+                row.changed = True  # each is one lower than it was sent
         self._rows[self._row].pass_by()
         self._touched = False
 

@@ -28,7 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 #: Bytes of the id of a process (driver, worker), of a node and of a job.
 PROCESS_ID_LENGTH = 8
-#: So many hex digits of a creator are enough for people.
+#: Hex digits of a creator that are enough for people.
 _SHORT = 8
 _NUMBER = struct.Struct(">Q")
 
@@ -222,7 +222,7 @@ class ObjectRef(Generic[T_co], metaclass=abc.ABCMeta):
 
 
 def rebuild_ref(id: bytes, owner_node: bytes) -> ObjectRef[Any]:
-    """Make a ref from its pickled form and tell the runtime about it."""
+    """Make a ref from its pickled form and register it with the runtime."""
     if hooks.deserialized is not None:
         return hooks.deserialized(id, owner_node)
     return ObjectRef(id, b"")

@@ -204,7 +204,7 @@ def python_command(module: str) -> str:
     )
 
 
-#: The process, or the whole machine, has no room for another open file.
+#: The process, or the whole machine, may open no further file.
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 #: Descriptors that values in the object store leave free, so that there are some to hand values
 #: to readers, and for processes and connections.
@@ -238,15 +238,15 @@ def is_lack_of_memory(error: BaseException) -> bool:
     return isinstance(error, ObjectStoreFullError)
 
 
-def require_room(wanted: int, purpose: str) -> None:
-    """Check that so many more files can be opened.
+def require_descriptors(wanted: int, purpose: str) -> None:
+    """Check that ``wanted`` more files can be opened.
 
     Args:
         wanted: How many.
-        purpose: What for, to be read after "no room for".
+        purpose: To be read after "which leaves none for".
 
     Raises:
-        OSError: There is no room; EMFILE, with a text for the user.
+        OSError: EMFILE, with a text for the user.
     """
     count = len(os.listdir("/proc/self/fd"))
     most = limit()
@@ -293,7 +293,7 @@ def limit_threads(cpus: float) -> None:
 
 
 def _limit_openblas() -> None:
-    """Tell NumPy's OpenBLAS what the variables say: a template may have loaded it before."""
+    """Set the threads of NumPy's OpenBLAS as the variables say: a template may have loaded it."""
     modules = ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath")
     found = next(filter(None, map(sys.modules.get, modules)), None)
     file = getattr(found, "__file__", None)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def read_ahead(items: Iterator[T], depth: int, thread_name: str) -> Iterator[T]:
-    """Yield the items, of which up to ``depth`` are made by a thread before they are asked for.
+    """Yield the items; a thread makes up to ``depth`` of them before they are asked for.
 
     A reader that stops early waits for the item that is being made: after that nothing reads from
     ``items`` any more. 0 makes each when it is asked for, without a thread.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ActorClassInfo:
-    """What a handle knows of its actor's class, pickled with the handle."""
+    """The part of an actor's class that handles need, pickled with the handle."""
 
     name: str  # class name, for messages
     module: str
@@ -311,8 +311,8 @@ class Runtime(abc.ABC):
     ) -> None:
         """Have a function answer what is asked of this process, as ``Answers``; None: no more."""
 
-    def tell_counts(self) -> None:  # noqa: B027 - an engine without metrics has nothing to tell
-        """Tell the node what this process has counted, as it may end without being asked again."""
+    def tell_counts(self) -> None:  # noqa: B027 - an engine without metrics has nothing to send
+        """Send the node the counts of this process, which may end before it is asked again."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:

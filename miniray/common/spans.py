@@ -23,7 +23,7 @@ Span = tuple[str, str, float, float, bool, tuple[bytes, int] | None]
 LONG = 0.001
 #: What one process records at most.
 MOST = 10_000
-#: Bytes of the memory for calls: how many there were, and as many of the latest as there is room.
+#: Bytes of the memory for calls: how many there were, and the latest of them.
 RING_BYTES = 1 << 14
 _COUNT = struct.Struct("<Q")
 _CALL = struct.Struct("<dd?47p")
@@ -68,7 +68,7 @@ class Spans:
     """The spans of this process."""
 
     def __init__(self) -> None:
-        #: Seconds that a call takes at least to be told; negative while all are recorded.
+        #: Seconds that a call takes at least to be noted; negative while all are recorded.
         self.least = LONG
         #: In a worker.
         self.ring: Ring | None = None

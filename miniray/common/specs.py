@@ -93,7 +93,7 @@ class _Demand(Spec):
     #: Amount per resource name, in units: ``{"CPU": 1, "GPU": 0.5, "memory": bytes}``.
     resources: Mapping[str, float]
     label_selector: Mapping[str, str] | None = None
-    #: Conditions that will do too where no node that meets those has room, the best first.
+    #: Conditions that will do where no node that meets those has capacity, the best first.
     fallback_selectors: Sequence[Mapping[str, str]] = ()
 
     def to_wire(self) -> tuple[Any, ...]:
@@ -187,7 +187,7 @@ class ActorOptions(_Actor):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ActorSpec(_Actor):
-    """What the head, its daemon and its worker must know of an actor."""
+    """An actor, as head, daemon and worker need it."""
 
     class_key: bytes
     class_name: str
@@ -207,7 +207,7 @@ class ActorSpec(_Actor):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class CommandSpec(_Demand):
-    """What the head, and the daemon that runs it, must know of a submitted job's command."""
+    """The command of a submitted job, as head and daemon need it."""
 
     #: The id of the submission.
     name: str
@@ -220,7 +220,7 @@ class CommandSpec(_Demand):
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: JSON, with what was uploaded for it; empty: none.
     runtime_env: str = ""
-    #: Names of its ``env_vars`` whose values nobody is told.
+    #: Names of its ``env_vars`` whose values are never shown.
     secrets: Sequence[str] = ()
 
 
@@ -280,7 +280,7 @@ class Allocation(NamedTuple):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class JobSpec(Spec):
-    """What the workers of a job must know of it."""
+    """A job, as its workers need it."""
 
     namespace: str = ""
     #: Node of its driver, which shows what workers print.
@@ -294,7 +294,7 @@ class JobSpec(Spec):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class GrantedLease(Spec):
-    """What the head grants on a node, and what the worker is told of it."""
+    """A lease that the head grants on a node, as the worker receives it."""
 
     number: int
     #: Of the head that has granted it.

@@ -1,4 +1,4 @@
-"""Plain data about a cluster: what `miniray status` and `miniray memory` are told.
+"""Plain data about a cluster, for `miniray status` and `miniray memory`.
 
 The head fills a ``ClusterStatus``: JSON-compatible, ids are hex. Processes and daemons fill a
 ``NodeMemory``: ids are bytes. Times are seconds since the epoch, amounts are units (memory: bytes).
@@ -52,7 +52,7 @@ class NodeStatus(TypedDict):
     object_store_spilled: int
     #: Workers that could not be killed.
     quarantined: list[QuarantineStatus]
-    #: Seconds for which a living node was not heard of, if several heartbeats are missing; else 0.
+    #: Seconds since the last message of a living node, if several heartbeats are missing; else 0.
     silent: float
     #: Why it is not ALIVE, or "".
     reason: str
@@ -160,7 +160,7 @@ class ClusterStatus(TypedDict):
     total: dict[str, float]
     used: dict[str, float]
     actors: list[ActorStatus]
-    #: The latest first, so many as are told.
+    #: The latest first, a bounded number.
     dead_actors: list[DeadActorStatus]
     pending: list[PendingDemand]
     placement_groups: list[PlacementGroupStatus]
@@ -220,7 +220,7 @@ class ObjectRow(TypedDict):
     #: Empty for the arguments of a call, which are no object of their own.
     id: bytes
     owner: bytes
-    #: Who tells: the owner, a borrower, or the daemon in place of an owner that has ended.
+    #: The reporter: the owner, a borrower, or the daemon in place of an owner that has ended.
     process: bytes
     size: int
     #: Where in shared memory it is; empty and 0 for a small value, or one that is still to come.
@@ -299,10 +299,10 @@ class StoreTotals(TypedDict):
 
 
 class NodeMemory(TypedDict):
-    """What a node's daemon tells."""
+    """The report of a node's daemon."""
 
     node: bytes
-    #: Why it tells nothing, or "".
+    #: Why it gave no report, or "".
     reason: str
     totals: StoreTotals
     processes: list[ProcessRow]

@@ -210,7 +210,7 @@ def text_only(pickled: bytes) -> Any:
 
     Returns:
         The error, with texts in place of each TaskError in it; the traceback of a TaskError; None
-        if only the user's code can tell.
+        if only the user's code has it.
     """
     try:
         return _TextOnly(io.BytesIO(pickled)).load()
@@ -219,7 +219,7 @@ def text_only(pickled: bytes) -> Any:
 
 
 def last_line(pickled: bytes) -> str:
-    """Return the last line of what a pickled error says; empty if only the user's code can tell."""
+    """Return the last line of what a pickled error says; empty if only the user's code has it."""
     text = str(text_only(pickled) or "")
     return text.rstrip().split("\n")[-1].strip()
 

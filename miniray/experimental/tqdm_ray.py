@@ -128,7 +128,7 @@ class tqdm:  # noqa: N801 - Ray's name, and tqdm's
 
 @functools.cache
 def _tqdm() -> Any:
-    """Return the class of tqdm's bars; None if tqdm is not installed, which is told once."""
+    """Return the class of tqdm's bars; None if tqdm is not installed, which is logged once."""
     try:
         from tqdm import tqdm as real  # type: ignore[import-untyped]
     except ImportError:

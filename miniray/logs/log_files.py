@@ -93,12 +93,12 @@ class LogFound:
 
     @property
     def key(self) -> str:
-        """Tells it from others, also when it was rotated: that gives it another name."""
+        """Identifies it also when it was rotated, which gives it another name."""
         return f"{self.path.name.rstrip('.0123456789')}:{self.info.st_ino}"
 
     @property
     def of_tasks(self) -> bool:
-        """Whether different tasks wrote to it, which its name does not tell."""
+        """Whether different tasks wrote to it, which its name does not show."""
         return self.pid > 0 and not self.actor
 
 
@@ -295,7 +295,7 @@ async def search(folder: Path, query: LogQuery, seconds: float) -> dict[str, Any
 
     Raises:
         ValueError: The regular expression is none.
-        TimeoutError: To search takes longer than so many seconds.
+        TimeoutError: The search takes longer than ``seconds``.
         OSError: The folder cannot be read, or the process failed.
     """
     if pattern(query.grep) is None:

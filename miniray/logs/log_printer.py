@@ -50,7 +50,7 @@ _TRACE_WAIT = 0.2
 _TRACE_LINES = 1000
 #: Characters that may wait to be printed; what comes beyond that is left out.
 _LIMIT = 64 * 1024 * 1024
-#: So many log files are named in which lines are that were left out.
+#: Log files with lines that were left out, at most, that a note names.
 _NAMED_FILES = 4
 #: What a line takes beside its characters.
 _LINE_COST = 64
@@ -87,7 +87,7 @@ class LogDeduplicator:
     _lines: dict[str, Repeated] = dataclasses.field(default_factory=dict, init=False)
 
     def admit(self, source: _Source, text: str, now: float) -> bool:
-        """Return whether a line is to be printed now; otherwise it is counted.
+        """Return whether a line is printed now; otherwise it is counted.
 
         Args:
             source: The worker that wrote it. What one worker repeats is printed.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: So many bars are shown at once; the others wait until one of them ends.
+#: Bars that are shown at once; the others wait until one of them ends.
 SHOWN_BARS = 16
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Cursor sequences of VT100: one line down, with scrolling (IND), which keeps the column.
@@ -128,7 +128,7 @@ def _print(printed: Sequence[tuple[bool, str]]) -> None:
 
 
 def _cut(line: str, width: int) -> str:
-    """Return what of a line fits into so many columns; some characters, as of Chinese, take two."""
+    """Cut a line to ``width`` columns; some characters, as of Chinese, take two."""
     import unicodedata
 
     text, left = _ESCAPE.sub("", line), width

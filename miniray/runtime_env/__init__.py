@@ -1,7 +1,7 @@
 """Runtime environments: packages of user code, virtual environments, variables.
 
 This module holds the two classes that users write, ``RuntimeEnv`` and
-``RuntimeEnvConfig``. What a key may hold is told by ``validate``, how a job's and
+``RuntimeEnvConfig``. What a key may hold is checked by ``validate``, how a job's and
 a task's environments combine by ``merge``; a driver uploads local files with
 ``packages``, and a node builds what workers need with ``install``.
 """

@@ -272,7 +272,7 @@ def collect(root: Path, limit: int) -> None:
 def _remove_if_unused(root: Path, key: str, *, unfinished: bool) -> bool:
     """Remove a folder unless a process builds or uses it; returns whether it is gone."""
     with _try_exclusive(root / f"{key}.build") as building:
-        if not building:  # whoever has this lock may just be removing the other one's file
+        if not building:  # the holder of this lock may just be removing the other one's file
             return False
         with _try_exclusive(root / f"{key}.use") as using:
             if not using:
@@ -368,7 +368,7 @@ def _marker(root: Path, key: str) -> Path:
 
 
 def _mark(root: Path, key: str, size: int) -> None:
-    """Enter that the folder of this key is finished, and has so many bytes."""
+    """Enter that the folder of this key is finished, with its size in bytes."""
     draft = root / f"{key}.draft"
     draft.write_text(json.dumps({"bytes": size}), encoding="utf-8")
     draft.rename(_marker(root, key))

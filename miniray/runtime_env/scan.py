@@ -1,4 +1,4 @@
-"""Walks a folder that is to be packed: which files belong to it, and whether they are too many.
+"""Walks a folder before it is packed: which files belong to it, and whether they are too many.
 
 Sizes are checked on the way, so that a folder that is far too large is refused
 before all of it was looked at, and before anything is read.

@@ -333,7 +333,7 @@ def meet_head(
 
 
 def _unverified(sock: socket.socket, credentials: Credentials, where: str) -> ssl.SSLSocket:
-    """Return a TLS context for a server of which nothing is known yet."""
+    """Return a TLS context for a server that is not known yet."""
     context = client_context(credentials)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # its fingerprint is compared instead

@@ -210,7 +210,7 @@ def _closed(challenge: ClientChallenge) -> ConnectionError:
 
 
 def require_own_uid(sock: socket.socket) -> None:
-    """Refuse a peer of another user before a byte of it is read.
+    """Refuse a peer of another user before any byte of it is read.
 
     Whose process is at the other end the kernel recorded when the connection was made.
 

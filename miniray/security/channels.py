@@ -164,7 +164,7 @@ def channel(
         secret: ``JoinToken.grpc_secret``.
         credentials: What this process shows. A server with a certificate of their authority is
             taken for a node.
-        head: The pinned certificate of the head, PEM, if that is who is to be reached.
+        head: The pinned certificate of the head, PEM, if the server is the head.
 
     Raises:
         ValueError: A TCP address without credentials.

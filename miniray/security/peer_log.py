@@ -1,4 +1,4 @@
-"""Tells who connects to a port, and who is refused there: once per minute and address."""
+"""Logs who connects to a port, and who is refused there: once per minute and address."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Seconds for which an address that was told of is only counted.
+#: Seconds for which a logged address is only counted.
 _EVERY = 60.0
-#: So many addresses are told apart; those of more in the same time are only counted.
+#: Addresses that are logged one by one; further ones in that time are only counted.
 _ADDRESSES = 32
 #: What these are called; an entry of the table like any other.
 _OTHERS = "one of many further addresses"
-#: Seconds between two looks at who is connected, unless so many have come since.
+#: Seconds between two readings of the connections, unless ``_MANY`` have come since.
 _SAMPLE, _MANY = 0.5, 64
 #: The part of the files a process may have open above which nobody else may get in soon.
 _NEARLY_ALL = 0.9
-#: What happens to a connection of which no other line follows.
+#: What happens to a connection if no other line follows.
 _NEEDS = "without the cluster's secret it gets no further"
 #: The state of a listening socket.
 _LISTEN = "0A"
 
 
 class PeerLog:
-    """What addresses did, of which each is told of once per minute; for one thread.
+    """Logs what addresses did, each once per minute; for one thread.
 
     Args:
         tell: Takes a line for people, as a logger's methods do.
@@ -37,14 +37,14 @@ class PeerLog:
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
-        #: When each was told of, the earliest first, and how many came since.
+        #: When each was logged, the earliest first, and how many came since.
         self._told: collections.OrderedDict[str, tuple[float, int]] = collections.OrderedDict()
 
     def __len__(self) -> int:
         return len(self._told)
 
     def add(self, host: str, what: str) -> None:
-        """Count a connection, and tell what it did if this address was not told of lately."""
+        """Count a connection, and log what it did if this address was not logged lately."""
         now = time.monotonic()
         if host not in self._told:
             while len(self._told) >= _ADDRESSES and now - self._earliest() >= _EVERY:
@@ -65,7 +65,7 @@ class PeerLog:
 
 
 class Arrivals:
-    """Who connects to a port that gRPC serves: it does not tell whose handshakes fail.
+    """Logs who connects to a port of gRPC, which does not report whose handshakes fail.
 
     Called when a handshake begins, by whichever thread of gRPC's has it.
     """

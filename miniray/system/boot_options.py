@@ -62,7 +62,7 @@ class BootOptions:
     host: str | None = None
     #: Port to bind; 0 takes a free one.
     port: int = 0
-    #: What other machines are told to connect to; None: see `advertised_host`.
+    #: Address at which other machines connect; None: see `advertised_host`.
     node_ip_address: str | None = None
     num_cpus: float | None = None
     num_gpus: int | None = None
@@ -197,10 +197,10 @@ def bind_host(options: BootOptions) -> str:
 
 
 def advertised_host(options: BootOptions) -> str:
-    """Return the address that other machines are told to connect to.
+    """Return the address at which other machines connect.
 
     Raises:
-        OSError: The node listens on all addresses, and it can't be known which one to tell.
+        OSError: The node listens on all addresses, and which one others reach is unknown.
     """
     if options.node_ip_address is not None:
         return options.node_ip_address
@@ -222,7 +222,7 @@ def address_to_show(host: str) -> str:
     """Return the address for others of a listener on ``host``, which may be a wildcard.
 
     Raises:
-        OSError: It listens on all addresses, and it can't be known which one to tell.
+        OSError: It listens on all addresses, and which one others reach is unknown.
     """
     return address_for_others(_WILDCARDS[host]) if host in _WILDCARDS else host
 

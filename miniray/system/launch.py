@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Seconds, on a busy machine, until a new interpreter has imported what it needs and its own
 #: timeouts begin: what they say is better than that there was no answer.
 _UNTIL_STARTED = 20.0
-#: Characters of a line of its log that are told.
+#: Characters of a line of its log in an error.
 _LONGEST_LINE = 500
 
 
@@ -49,7 +49,7 @@ class StartingNode:
     """A node that this process is starting.
 
     Args:
-        options: What the node is to be.
+        options: Options of the node.
         env_vars: Variables of the node and its workers, beside those of this process.
         address_variable: One that has ``address``, if what they start is to attach to it.
 
@@ -150,7 +150,7 @@ def launch(
     """Do as ``start_node``, and return the process too, so that its end can be awaited.
 
     Args:
-        options: What the node is to be.
+        options: Options of the node.
         env_vars: Variables of the node and its workers, beside those of this process.
         meanwhile: Called while it starts.
     """

@@ -92,7 +92,7 @@ def address_for_others(
     route: Callable[[str], str | None] | None = None,
     interfaces: Callable[[], list[str]] | None = None,
 ) -> str:
-    """Return the address to tell other machines, for a head that listens on all of its own.
+    """Return the address for other machines, for a head that listens on all of its own.
 
     Args:
         version: Of IP, 4 or 6.
@@ -266,17 +266,17 @@ def check_told(listening: str, told: str) -> None:
 
     Args:
         listening: Where the head listens.
-        told: What others are told; a name is left to the connection.
+        told: The address that others get; a name is left to the connection.
 
     Raises:
-        ValueError: It is not of loopback; the text tells what this machine has.
+        ValueError: It is not of loopback; the text names this machine's addresses.
     """
     if _loopback(listening) and _loopback(told) is False:
         raise ValueError(not_found(listening, told))
 
 
 def not_found(listening: str, told: str) -> str:
-    """Say why a head is not found at the address that others are told, and what to do."""
+    """Say why a head is not found at its advertised address, and what to do."""
     reason = f"it listens on {listening}"
     if not is_own(told):
         reason = f"this machine has no such address; it has {', '.join(own_addresses())}"

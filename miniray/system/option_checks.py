@@ -105,7 +105,7 @@ def whole(minimum: int, also: str = "", most: int = LARGEST_NUMBER) -> Callable[
 
 
 def size(minimum: int) -> Callable[[str, Any], int]:
-    """Return a check for so many bytes; ``700e6`` is a whole number too."""
+    """Return a check for an amount of bytes; ``700e6`` is a whole number too."""
     whole_number = whole(minimum, "bytes")
 
     def check(name: str, value: Any) -> int:

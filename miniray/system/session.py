@@ -1,7 +1,7 @@
 """Where a node keeps its files, and how programs of the same user find running clusters.
 
 A session is one start of a node: a folder for its logs, a short one for its sockets, and a
-record that tells other programs where it is. Everything is under folders of the user's own
+record that shows other programs where it is. Everything is under folders of the user's own
 uid that nobody else may enter. What processes do with these files is not decided here.
 """
 
@@ -110,7 +110,7 @@ class Session:
 
 @dataclasses.dataclass
 class ClusterRecord:
-    """What programs need to know of a running node to attach to it or to end it."""
+    """What programs need to attach to a running node or to end it."""
 
     session: Session
     #: ``HOST:PORT`` of the cluster's head; "" while it starts.

@@ -79,7 +79,7 @@ def map_unordered(
 ) -> Iterator[Any]:
     """Run a task for each item; the results as they become ready, in no particular order.
 
-    Items are read as far as there is room for tasks, so there may be endless many.
+    Items are read only as tasks finish, so there may be endlessly many.
 
     Args:
         fn: A remote function, or a method of an actor, that takes one item.
@@ -156,7 +156,7 @@ def inspect_serializability(
     depth: int = 3,
     print_file: TextIO | None = None,
 ) -> tuple[bool, set[FailureTuple]]:
-    """Tell whether something can be pickled, and print which part of it can not.
+    """Return whether something can be pickled, and print which part of it can not.
 
     Args:
         base_obj: A function, a class or a value.

@@ -34,7 +34,7 @@ __all__ = ["register_ray"]
 
 #: Bytes of an argument above which it is put into the object store, once for all calls of a loop.
 _LARGE = 100 * 1024
-#: So many of those that calls of a loop were given last are kept there, as further calls may be.
+#: The latest arguments that are kept there, as further calls may be given them.
 _MOST_STORED = 64
 
 
@@ -215,6 +215,6 @@ def _replaced(
 
 
 def _size(value: Any) -> int:
-    """Return the bytes of an array or a table; of other values what the interpreter tells."""
+    """Return the bytes of an array or a table; of other values ``sys.getsizeof``."""
     size = getattr(value, "nbytes", None)
     return size if type(size) is int else sys.getsizeof(value)

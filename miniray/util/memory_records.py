@@ -65,7 +65,7 @@ class _Process:
 def ask_memory(
     source: ClusterSource, limit: int, seconds: float, *, detail: bool
 ) -> ClusterMemoryState:
-    """Ask every node, and its processes, which have so many seconds; then as ``cluster_memory``."""
+    """Ask every node and its processes within ``seconds``; return as ``cluster_memory``."""
     told = source.ask_nodes("memory", (min(limit, MAX_OBJECTS), detail), seconds)
     reports = [_silent(node, why) if why else report for node, report, why in told]
     return cluster_memory(reports, source.listing("node_states"), limit, detail=detail)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Counter", "Gauge", "Histogram"]
 
-#: Seconds after a change until the node is told of it.
+#: Seconds after a change until the node receives it.
 _INTERVAL = 2.0
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
 
 
-#: Tells the node in a moment; in a forked child, where it has no thread, another one does.
+#: Sends changes to the node in a moment; a forked child, which lacks its thread, makes another.
 _timer: threading.Timer | None = None
 
 
@@ -41,7 +41,7 @@ def _tell_later() -> None:
 
 def _tell() -> None:
     global _timer
-    _timer = None  # first: what changes from here on is told by another one
+    _timer = None  # first: another one sends what changes from here on
     runtime = runtime_or_none()
     if runtime is not None:
         runtime.tell_counts()

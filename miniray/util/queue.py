@@ -22,7 +22,7 @@ class Empty(queue.Empty):
 
 
 class Full(queue.Full):
-    """There is no room for the item."""
+    """The queue has ``maxsize`` items already."""
 
 
 class Queue:
@@ -66,11 +66,11 @@ class Queue:
 
         Args:
             item: Any value that can be pickled.
-            block: Wait until there is room.
+            block: Wait until the queue has fewer than ``maxsize`` items.
             timeout: Seconds to wait at most; None waits for ever.
 
         Raises:
-            Full: there was no room (in time).
+            Full: the queue had ``maxsize`` items (in time).
             ValueError: ``timeout`` is negative.
         """
         api.get(self._put(item, block, timeout))

@@ -39,7 +39,7 @@ class NodeAffinitySchedulingStrategy:
     """Run on one node.
 
     Args:
-        node_id: Hex id of the node, as ``miniray.nodes()`` tells it.
+        node_id: Hex id of the node, as in ``miniray.nodes()``.
         soft: Whether another node will do when that one is gone or can never hold it.
 
     Raises:
@@ -113,7 +113,7 @@ class NodeLabelSchedulingStrategy:
     Args:
         hard: Conditions that must hold: ``{"region": In("us"), "gpu": Exists()}``.
         soft: Conditions that are a wish: nodes that meet them too are used before others, as long
-            as they have room.
+            as they have capacity.
 
     Raises:
         ValueError: Both are empty, or a condition is not one of the operators.

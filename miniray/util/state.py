@@ -93,7 +93,7 @@ tell_imports(__name__, _ABSENT)
 
 #: How many records a listing returns unless more are asked for.
 DEFAULT_LIMIT = 100
-#: Seconds that a process may take to tell what it holds.
+#: Seconds that a process may take to list what it holds.
 DEFAULT_TIMEOUT = 2.0
 
 
@@ -144,7 +144,7 @@ class _List(Generic[StateT]):
         filters: Conditions such as ``("state", "=", "ALIVE")`` that all must hold. Texts are
             compared without regard to case, as in Ray.
         limit: The most records that are returned.
-        timeout: Seconds that a process may take to tell, where processes are asked: of tasks and
+        timeout: Seconds that a process may take to answer, where processes are asked: of tasks and
             objects. What is known of one that is later is listed.
         detail: Without effect: records have all their fields.
         raise_on_missing_output: Without effect: nothing is left out.
@@ -225,7 +225,7 @@ list_tasks = _List("tasks", TaskState)
 #: Objects, the largest first: whose they are, and why each is held. Those in shared memory, small
 #: values, which their owners keep, values that are still to come, and handles of actors. Values
 #: that were copied to other nodes are listed once for each, and so are large arguments of calls.
-#: What a process owns that is too busy to tell is listed with what its node knows of it, and
+#: Objects of a process that is too busy to answer are listed from its node's records, and
 #: ``UNKNOWN_STATUS``. With filters, the 10,000 largest are looked at; more are never listed, as in
 #: Ray.
 list_objects = _List("objects", ObjectState)

@@ -327,7 +327,7 @@ class HolderState(State):
 class ObjectState(State):
     """An object, or a copy of one on another node, or large arguments of a call."""
 
-    #: Empty for arguments, and where nobody told which object it is.
+    #: Empty for arguments, and where no process reported which object it is.
     object_id: str
     #: Bytes.
     object_size: int
@@ -336,7 +336,7 @@ class ObjectState(State):
     task_status: str
     #: The first reason why it is held: USED_BY_PENDING_TASK, LOCAL_REFERENCE,
     #: CAPTURED_IN_OBJECT, ACTOR_HANDLE, PINNED_IN_MEMORY (it is mapped somewhere) or
-    #: UNKNOWN_STATUS (who knows did not tell).
+    #: UNKNOWN_STATUS (its process did not answer).
     reference_type: str
     #: ``FILE:LINE in FUNCTION`` of a put, or the name of the task or method that made it.
     call_site: str
@@ -373,7 +373,7 @@ class NodeMemoryState(State):
 
     node_id: str
     node_ip: str
-    #: Why the node told nothing; None if it did.
+    #: Why the node did not answer; None if it did.
     state_message: str | None
     capacity: int
     #: In values, those that are freed and still mapped included.
@@ -391,7 +391,7 @@ class NodeMemoryState(State):
     #: Small values in the memory of processes of this node.
     num_inline: int
     inline_bytes: int
-    #: Processes that did not tell in time what they hold.
+    #: Processes that did not list in time what they hold.
     no_answer: list[str]
 
 

@@ -1,4 +1,4 @@
-"""Tasks, from what every process of the cluster tells when it is asked.
+"""Tasks, from the answers of all processes of the cluster.
 
 Who called a task knows whether it waits, is sent or has ended; who runs it knows that it runs. The
 two are joined here by the id of the call.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from miniray.profiling.targets import ClusterSource, ProcessTold
 
 
-#: What is known of the calls of a process that did not tell.
+#: Stands for the answer of a process that gave none.
 NOTHING: dict[str, Any] = {
     **dict.fromkeys(("calls", "states", "works", "threads", "datasets"), ()),
     "ended": {},
@@ -39,13 +39,13 @@ def ask_processes(
     Args:
         source: The cluster.
         seconds: That a process may take.
-        most: Calls of one process, at most; counts by function are always told.
-        threads: Tell also what threads wait for, with their stacks.
+        most: Calls of one process, at most; counts by function are always there.
+        threads: Ask also what threads wait for, with their stacks.
         nodes: Ids of the nodes whose processes are asked; None: all.
         pids: Of the processes that are asked; None: all.
 
     Returns:
-        What processes told, and by hex id why nodes and processes did not.
+        The answers of processes, and by hex id why nodes and processes gave none.
     """
     told, nodes_silent = answers_of_processes(
         source, "calls", (most, threads), seconds, pids, nodes

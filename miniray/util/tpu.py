@@ -62,7 +62,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: Where the coordinator of several slices listens unless it is told otherwise.
+#: Default port of the coordinator of several slices.
 DEFAULT_MEGASCALE_PORT = "8081"
 
 
@@ -95,7 +95,7 @@ def get_num_tpu_chips_on_node() -> int:
 def init_jax_profiler(port: int | None = None) -> None:
     """Let tools such as xprof take profiles of what JAX does in this process.
 
-    Starts JAX's profiler server, of which a process has one. What keeps it from starting is logged,
+    Starts JAX's profiler server, one per process. What keeps it from starting is logged,
     as in Ray: a program goes on without it.
 
     Args:
@@ -163,12 +163,12 @@ def get_tpu_num_slices_for_workers(
     num_workers: int,
     resources_per_worker: Mapping[str, float] | None = None,
 ) -> int:
-    """Return how many slices so many workers need.
+    """Return how many slices ``num_workers`` workers need.
 
     Args:
         topology: Of each slice.
         accelerator_type: The generation, as ``TPU-V6E``.
-        num_workers: How many workers there are to be.
+        num_workers: Number of workers.
         resources_per_worker: Of each; by default all chips of a host.
 
     Returns:

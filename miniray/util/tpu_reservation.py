@@ -36,7 +36,7 @@ def get_tpu_worker_resources(
     num_slices: int = 1,
     chips_per_vm: int | None = None,
 ) -> tuple[int, dict[str, float]]:
-    """Return how many workers slices have room for, and what each of them needs.
+    """Return how many workers fit on slices, and what each of them needs.
 
     Args:
         topology: Chips along each axis of a slice: ``4x4`` or ``2x2x4``.
@@ -68,7 +68,7 @@ def get_tpu_worker_resources(
 
 
 def shape_of(topology: str, accelerator_type: str, chips_per_vm: int | None) -> SliceShape:
-    """Return the shape of a slice, on hosts of so many chips."""
+    """Return the shape of a slice on hosts of ``chips_per_vm`` chips."""
     shape = slice_shape(topology, accelerator_type)
     if chips_per_vm is None:
         return shape

@@ -1,6 +1,6 @@
 """Why something waits: the chain from it to what it waits for in the end, and cycles in it.
 
-Made of what the processes and the head tell at one moment; nothing is recorded before. A chain goes
+Made of the answers of processes and head at one moment; nothing is recorded before. A chain goes
 from a wait to the object, the call that makes it, the queue of an actor, what runs there, and what
 that waits for.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from miniray.profiling.targets import ClusterSource, ProcessTold
 
-#: Seconds that processes have to tell.
+#: Seconds that processes have to answer.
 _PATIENCE = 2.0
 #: Links of a chain, things that are looked at for it, and holders that are named, at most.
 _LONGEST, _MOST, _NAMED = 100, 10_000, 5
@@ -145,7 +145,7 @@ class _View:
         self._threads: dict[bytes, list[dict[str, Any]]] = {}
         for process in self.processes:
             self._enter(process)
-        #: By actor: its process, if that has told.
+        #: By actor: its process, if that has answered.
         self._process_of = {
             actor: self._by_id[id] for id, actor in self._actor_in.items() if id in self._by_id
         }
@@ -247,7 +247,7 @@ class _View:
         return link(text, lambda: self._running_in(process), needs_one=several)
 
     def _name_of(self, call: dict[str, Any]) -> str:
-        """Name a call, and of which actor it is."""
+        """Name a call and its actor."""
         actor = self._actors.get(call["actor_id"])
         name = short_name(call["name"])
         if actor is None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from miniray._proto import head_pb2
 from miniray.common.names import short_name
 from miniray.common.object_ref import new_id
-from miniray.common.process_state import is_dying, require_room
+from miniray.common.process_state import is_dying, require_descriptors
 from miniray.common.series import COUNTED
 from miniray.exceptions import (
     ActorUnschedulableError,
@@ -253,7 +253,7 @@ class WorkerPool:
 
     async def _fork(self, lease: NodeLease, worker: Worker) -> None:
         starting = sum(not each.ready for each in self.workers.values())
-        require_room(_TO_START + starting + _RESERVE, "another worker")
+        require_descriptors(_TO_START + starting + _RESERVE, "another worker")
         python = interpreter(lease, worker, self._accelerators)
         spec = process_spec(lease, worker, python, self._base_spec, self._accelerators)
         file = stdio.make(spec)

@@ -177,7 +177,7 @@ class Dispatcher:
 
     # --- sending -------------------------------------------------------------------
     def _pump(self) -> None:
-        """Send what waits to the processes that have room for it."""
+        """Send what waits to the processes that can take it."""
         while True:
             with self._lock:
                 process = self._room() if self._waiting else None
@@ -371,7 +371,7 @@ class Dispatcher:
 
 
 def _name(func: Callable[..., Any]) -> str:
-    """Return a name by which functions are told apart whose calls take about as long."""
+    """Return a name for functions whose calls take about as long."""
     while isinstance(func, functools.partial):
         func = func.func
     named = func if hasattr(func, "__qualname__") else type(func)

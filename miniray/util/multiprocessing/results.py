@@ -134,7 +134,7 @@ class IMapIterator:
         chunks: The iterable in chunks.
         make: Makes the unit of a chunk, given what to call with its outcome.
         put: Runs units.
-        ahead: Tells how many chunks are to wait for processes at most.
+        ahead: Returns how many chunks may wait for processes.
         processes: Of the pool.
         ordered: Whether results come in the order of the iterable.
     """

@@ -44,13 +44,13 @@ def test_no_limit_is_more_than_any_number(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_where_there_is_room_nothing_is_said() -> None:
-    process_state.require_room(1, "a test")
+    process_state.require_descriptors(1, "a test")
 
 
 def test_the_error_names_both_numbers_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_state, "limit", lambda: 5)
     with pytest.raises(OSError, match=r"at most 5 .* none for a test.*ulimit -n") as info:
-        process_state.require_room(10, "a test")
+        process_state.require_descriptors(10, "a test")
     assert info.value.errno == errno.EMFILE
 
 
