@@ -141,7 +141,7 @@ class Call:
     #: Where it was sent.
     peer: Peer | None = None
     cancelled: bool = False
-    #: Of a call that a running one has made: those of that which have not ended.
+    #: If a running call has made it: all calls of that one that have not ended, by number.
     siblings: dict[int, Call] | None = None
 
     def join(self, siblings: dict[int, Call]) -> None:

@@ -35,11 +35,11 @@ class Execution:
     answered: bool = False
     #: Calls that this one has made and that have not ended, by number: for a recursive cancel.
     children: dict[int, Call] = dataclasses.field(default_factory=dict)
-    #: Those of them that it had made before it heard of its cancel.
+    #: Those that it had made before it was notified of its cancel.
     doomed: dict[int, Call] | None = None
 
     def interrupted(self) -> None:
-        """Note that it knows of its cancel: what it calls from here on is clean-up, and goes on."""
+        """Note that its cancel was delivered: calls that it makes afterwards clean up, and run."""
         if self.doomed is None:
             self.doomed, self.children = self.children, {}
 

@@ -3,8 +3,8 @@
 A segment lies in a memfd of the node daemon. Writers write it through its descriptor or, where
 they have it mapped already, copy into it (``WarmMemory``). What finds no room in memory is
 written to a file, or mapped there. Readers map it copy-on-write, so that no writer can disturb
-another reader. The daemon is told when the last view in this process is gone. The values that were
-read last, and more than once, stay mapped until they are freed, or memory is short.
+another reader. The daemon is notified when the last view in this process is gone. The values that
+were read last, and more than once, stay mapped until they are freed, or memory is short.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class UnseenErrors:
         )
 
     def _is_known(self, kind: _Kind) -> bool:
-        """Note that such an error is told or raised; whether one was just before."""
+        """Note that an error is shown; return whether one of its kind was, shortly before."""
         now = self.clock()
         with self._lock:
             known = self._known.get(kind)

@@ -255,7 +255,7 @@ class PeerTable:
             socket_path(link.folder, link.process_id), link.loop, self._accepted
         )
         self._connections: set[Connection] = set()
-        #: Those that ``hang_up`` waits for, and what it is told by when the last one is gone.
+        #: Those that ``hang_up`` waits for, and its callback for the end of the last one.
         self._hung_up: set[Connection] = set()
         self._on_last_closed: Callable[[], None] | None = None
 

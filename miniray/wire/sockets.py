@@ -194,7 +194,7 @@ class SendQueue:
                 items.popleft()
 
     def rest_of_begun(self) -> bytes:
-        """Return the rest of a frame of which the other end has the beginning."""
+        """Return the rest of a frame whose beginning was sent; nothing if there is none."""
         begun = bool(self._items) and isinstance(self._items[0], memoryview)
         return bytes(self._items[0]) if begun else b""
 
