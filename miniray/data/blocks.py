@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 #: Bytes below which a table is copied together with others: each costs time.
 SMALL = 1 << 20
@@ -213,24 +213,26 @@ def _of_arrays(values: list[Any]) -> Any:
     return ragged(values, np.result_type(*(value.dtype for value in there)))
 
 
-def ragged(values: list[Any], kind: Any) -> Any:
+def ragged(values: list[Any], dtype: Any) -> Any:
     """Return arrays as a column of tensors of different shapes, with values of a dtype of NumPy."""
-    type_ = Ragged.of(pa.from_numpy_dtype(kind))
-    storage = [
-        None
-        if value is None
-        else {"data": value.astype(kind).reshape(-1), "shape": list(value.shape)}
-        for value in values
-    ]
-    return pa.ExtensionArray.from_storage(type_, pa.array(storage, type_.storage_type))
+
+    def stored(value: Any) -> dict[str, Any]:
+        return {"data": value.astype(dtype).reshape(-1), "shape": list(value.shape)}
+
+    return _encoded(Ragged.of(pa.from_numpy_dtype(dtype)), values, stored)
 
 
 def pickled(values: list[Any]) -> Any:
     """Return values as a column of pickled objects, which no file can have."""
     from miniray.cloudpickle import dumps
 
-    storage = pa.array([None if v is None else dumps(v) for v in values], pa.large_binary())
-    return pa.ExtensionArray.from_storage(Pickled(storage.type), storage)
+    return _encoded(Pickled(pa.large_binary()), values, dumps)
+
+
+def _encoded(kind: Any, values: list[Any], encode: Callable[[Any], Any]) -> Any:
+    """Return values as a column of a type, each encoded as it is stored."""
+    stored = [None if value is None else encode(value) for value in values]
+    return pa.ExtensionArray.from_storage(kind, pa.array(stored, kind.storage_type))
 
 
 def no_columns(rows: int) -> Any:
@@ -318,8 +320,7 @@ def is_plain(values: Any) -> bool:
     """
     kind = values.type
     if isinstance(kind, pa.FixedShapeTensorType):
-        nulls = values.null_count + sum(c.storage.flatten().null_count for c in values.chunks)
-        return not nulls
+        return not any(c.null_count or c.storage.flatten().null_count for c in values.chunks)
     return not values.null_count and (_is_number(kind) or bool(pa.types.is_boolean(kind)))
 
 
@@ -330,15 +331,18 @@ def values_of(values: Any) -> list[Any]:
     kind = values.type
     if not isinstance(kind, Pickled | Ragged | pa.FixedShapeTensorType):
         plain = not values.null_count and _is_number(kind)
-        return list(to_numpy(values).tolist() if plain else values.to_pylist())
+        cells: list[Any] = to_numpy(values).tolist() if plain else values.to_pylist()
+        return cells
     there = values.drop_null()
+    found: Iterator[Any]
     if isinstance(kind, Pickled):
         found = map(pickle.loads, there.storage.to_pylist())
     elif isinstance(kind, pa.FixedShapeTensorType):
         found = iter(to_numpy(there))
     else:
-        cells = zip(there.storage.field("data"), there.storage.field("shape"), strict=True)
-        found = (to_numpy(flat.values).reshape(shape.as_py()) for flat, shape in cells)
+        data, shapes = there.storage.field("data"), there.storage.field("shape").to_pylist()
+        pairs = zip(data, shapes, strict=True)
+        found = (to_numpy(flat.values).reshape(shape) for flat, shape in pairs)
     return [next(found) if valid else None for valid in values.is_valid().to_pylist()]
 
 

@@ -57,7 +57,7 @@ def _alike(tables: Sequence[Any]) -> Sequence[Any]:
             make: Callable[[list[Any]], Any] = pickled
         else:
             dtypes = [kind.value_type.to_pandas_dtype() for kind in special]
-            make = functools.partial(ragged, kind=np.result_type(*dtypes))
+            make = functools.partial(ragged, dtype=np.result_type(*dtypes))
         tables = [_remade(table, name, make) for table in tables]
     return tables
 
@@ -200,25 +200,21 @@ def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
     At least one comes out, without rows if there are none, so that the columns are known.
     """
     held: list[Any] = []
-    size = 0
-    first: Any = None
-    made = False
+    size, made = 0, False
+    empty = pa.table({})
     for table in tables:
-        first = table if first is None or not first.num_columns else first
+        empty = empty if empty.num_columns else table.slice(0, 0)
         if not table.num_rows:
             continue
         held.append(table)
         size += table.nbytes
         if size >= target:
-            made = True
             whole = _joined(held)
             rows = whole.num_rows if size < 2 * target else whole.num_rows * target // size
             yield from rebatched([whole], max(1, rows))
-            held, size = [], 0
-    if held:
-        yield _joined(held)
-    elif not made:
-        yield pa.table({}) if first is None else first.slice(0, 0)
+            held, size, made = [], 0, True
+    if held or not made:
+        yield _joined(held or [empty])
 
 
 def _joined(tables: Sequence[Any]) -> Any:
