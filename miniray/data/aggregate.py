@@ -314,7 +314,7 @@ def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[Any] = (LISTED,)
     if LISTED in calls:
         table = table.append_column(ROW, pa.array(np.arange(table.num_rows)))
     found = table.group_by(list(keys), use_threads=False).aggregate(list(calls))
-    return found.take(key_order(found.select(keys), [False] * len(keys)))
+    return found.take(key_order(found.select(keys)))
 
 
 def _calls(aggs: Sequence[Any], step: int) -> list[Any]:

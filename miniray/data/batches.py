@@ -57,29 +57,24 @@ ABSENT = {
 }
 
 
-class StreamIterator:
-    """Reads a dataset, or a part of one, from its beginning, as often as wanted.
+class Reading:
+    """The methods that read rows, of a dataset and of what reads a part of one.
 
-    What Ray calls a DataIterator: ``Dataset.iterator()`` and ``Dataset.streaming_split()`` give
-    them, and they can be passed to tasks and actors.
-
-    Args:
-        dataset: What is read.
+    Each reads from the beginning.
     """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
 
     if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
 
         def __getattr__(self, name):
             raise no_attribute(self, name)
 
+    def _tables(self) -> Iterator[Any]:
+        """Return the blocks; their tasks begin now."""
+        raise NotImplementedError
+
     def iter_rows(self) -> Batches:
         """Return rows as dictionaries."""
-        return Batches(
-            lambda: (row for table in self._dataset._tables() for row in table_to_rows(table))
-        )
+        return Batches(lambda: (row for table in self._tables() for row in table_to_rows(table)))
 
     def iter_batches(
         self,
@@ -116,7 +111,7 @@ class StreamIterator:
             check_whole(caller, "local_shuffle_seed", local_shuffle_seed, 0)
 
         def batches() -> Iterator[Any]:
-            found = self._dataset._tables()
+            found = self._tables()
             if local_shuffle_buffer_size is not None:
                 window = max(local_shuffle_buffer_size, batch_size or 1)
                 found = mixed(found, window, local_shuffle_seed)
@@ -159,6 +154,23 @@ class StreamIterator:
             return map(batch_maker(dtypes, device, collate_fn, pin_memory=pin_memory), found)
 
         return Batches(tensors)
+
+
+class StreamIterator(Reading):
+    """Reads a dataset, or a part of one, from its beginning, as often as wanted.
+
+    What Ray calls a DataIterator: ``Dataset.iterator()`` and ``Dataset.streaming_split()`` give
+    them, and they can be passed to tasks and actors.
+
+    Args:
+        dataset: What is read.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def _tables(self) -> Iterator[Any]:
+        return self._dataset._tables()  # type: ignore[no-any-return]
 
     def materialize(self) -> Any:
         """Execute once, and keep the blocks in the object store."""

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import is_initialized
-from miniray.data.batches import StreamIterator, check_whole
+from miniray.data.batches import Reading, StreamIterator, check_whole
 from miniray.data.blocks import shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
 from miniray.data.plan import Exchange, Limit, Read, count_of, explained, optimised, schema_of, walk
@@ -21,7 +21,6 @@ from miniray.exceptions import MinirayError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from miniray.data.batches import Batches
     from miniray.data.plan import PlanNode
 
 #: Bytes in the driver of which it is warned.
@@ -47,18 +46,15 @@ class DataSchema:
         return list(self.base_schema.types)
 
     def __str__(self) -> str:
-        width = max([len("Column"), *map(len, self.names)])
-        lines = [f"{'Column':<{width}}  Type", f"{'-' * 6:<{width}}  ----"]
-        lines += [
-            f"{name:<{width}}  {shown_type(kind)}"
-            for name, kind in zip(self.names, self.types, strict=True)
-        ]
-        return "\n".join(lines)
+        names = ["Column", "------", *self.names]
+        kinds = ["Type", "----", *map(shown_type, self.types)]
+        width = max(map(len, names))
+        return "\n".join(f"{n:<{width}}  {kind}" for n, kind in zip(names, kinds, strict=True))
 
     __repr__ = __str__
 
 
-class Consumption:
+class Consumption(Reading):
     """The methods of a dataset that execute it.
 
     Args:
@@ -82,7 +78,6 @@ class Consumption:
         return execute(root, stats=stats, ordered=ordered)
 
     def _tables(self, plan: PlanNode | None = None) -> Iterator[Any]:
-        """Return the blocks; their tasks begin now."""
         return map(self._table, self._units(plan))
 
     def _table(self, unit: ReadUnit) -> Any:
@@ -103,7 +98,7 @@ class Consumption:
             ValueError: The dataset is empty.
         """
         batch_size = check_whole("take_batch", "batch_size", batch_size, 1)
-        table = self._whole(Limit((self._plan,), batch_size))
+        table = _whole(self._tables(Limit((self._plan,), batch_size)))
         if not table.num_rows:
             raise ValueError("take_batch(): the dataset is empty.")
         return table_to_batch(table, batch_format)
@@ -129,12 +124,10 @@ class Consumption:
     def count(self) -> int:
         """Return the number of rows: from files' metadata where these tell, else by executing."""
         known = count_of(optimised(self._plan))
-        if known is not None:
-            return known
-        return sum(
-            unit.rows if unit.rows is not None else table_of(unit).num_rows
-            for unit in self._units(ordered=False)
-        )
+        if known is None:
+            units = self._units(ordered=False)
+            known = sum(table_of(u).num_rows if u.rows is None else u.rows for u in units)
+        return known
 
     def schema(self) -> DataSchema | None:
         """Return the columns and their types, None if there are no rows to tell.
@@ -178,27 +171,12 @@ class Consumption:
 
     def input_files(self) -> list[str]:
         """Return the files that are read."""
-        found: dict[str, None] = {}
-        for node in walk(self._plan):
-            if isinstance(node, Read):
-                found.update(dict.fromkeys(node.source.files()))
-        return list(found)
+        reads = [node.source for node in walk(self._plan) if isinstance(node, Read)]
+        return list(dict.fromkeys(path for source in reads for path in source.files()))
 
     def iterator(self) -> StreamIterator:
         """Return what reads this dataset, and can be passed on."""
         return StreamIterator(self)
-
-    def iter_rows(self) -> Batches:
-        """Return rows as dictionaries; each iteration executes the dataset."""
-        return self.iterator().iter_rows()
-
-    def iter_batches(self, **options: Any) -> Batches:
-        """Return batches of rows; see ``StreamIterator.iter_batches`` for the arguments."""
-        return self.iterator().iter_batches(**options)
-
-    def iter_torch_batches(self, **options: Any) -> Batches:
-        """Return batches of tensors; arguments are ``StreamIterator.iter_torch_batches``'s."""
-        return self.iterator().iter_torch_batches(**options)
 
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame of pandas.
@@ -206,24 +184,10 @@ class Consumption:
         Raises:
             ValueError: There are more than ``limit``.
         """
-        table = self._whole()
+        table = _whole(self._tables())
         if limit is not None and table.num_rows > limit:
             raise ValueError(f"to_pandas(limit={limit}): the dataset has {table.num_rows} rows.")
         return table_to_batch(table, "pandas")
-
-    def _whole(self, plan: PlanNode | None = None) -> Any:
-        tables = []
-        size = 0
-        for table in self._tables(plan):
-            tables.append(table)
-            size += table.nbytes
-            if size > _MUCH and size - table.nbytes <= _MUCH:
-                warnings.warn(
-                    f"More than {_MUCH >> 30} GiB of the dataset are in the memory of this "
-                    f"process; iter_batches() needs a batch at a time.",
-                    stacklevel=3,
-                )
-        return concat([table for table in tables if table.num_rows] or tables[:1])
 
     def to_arrow_refs(self) -> list[Any]:
         """Return refs of the blocks, each a table of Arrow."""
@@ -259,21 +223,20 @@ class Consumption:
         source = self._plan.source if isinstance(self._plan, Read) else None
         if self._schema is None and source is not None and not source.files():
             self._schema = source.schema()
-        blocks, known = self._blocks(), None
+        blocks = self._blocks()
         shown: list[dict[str, Any]] = []
-        if blocks is not None:
-            known = count_of(self._plan)
-            for unit in blocks:
-                if len(shown) < _SHOWN and (unit.table is not None or is_initialized()):
-                    with contextlib.suppress(MinirayError):  # a block may be lost
-                        shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
+        for unit in blocks or ():
+            if len(shown) < _SHOWN and (unit.table is not None or is_initialized()):
+                with contextlib.suppress(MinirayError):  # a block may be lost
+                    shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
+        known = None if blocks is None else count_of(self._plan)
         rows = "?" if known is None else known
-        names = self._schema.names if self._schema is not None else []
-        lines = [f"shape: ({rows}, {'?' if self._schema is None else len(names)})"]
-        if names:
-            kinds = map(shown_type, self._schema.types)
-            cells = [[str(row.get(name)) for name in names] for row in shown]
-            lines += _box([names, ["---"] * len(names), [*kinds]], cells)
+        fields = list(self._schema or ())
+        lines = [f"shape: ({rows}, {'?' if self._schema is None else len(fields)})"]
+        if fields:
+            names = [field.name for field in fields]
+            head = [names, ["---"] * len(names), [shown_type(field.type) for field in fields]]
+            lines += _box(head, [[str(row.get(name)) for name in names] for row in shown])
         last = (
             "Dataset isn't materialized"
             if blocks is None
@@ -291,6 +254,22 @@ def _box(head: list[list[str]], rows: list[list[str]]) -> list[str]:
     found = [f"│ {row} │" for row in inside]
     below = [f"╞{line}╡".replace("─", "═")] if rows else []
     return [f"╭{line}╮", *found[: len(head)], *below, *found[len(head) :], f"╰{line}╯"]
+
+
+def _whole(tables: Iterator[Any]) -> Any:
+    """Return tables as one; warn if it is large."""
+    kept = []
+    size = 0
+    for table in tables:
+        kept.append(table)
+        size += table.nbytes
+        if size > _MUCH >= size - table.nbytes:
+            warnings.warn(
+                f"More than {_MUCH >> 30} GiB of the dataset are in the memory of this process; "
+                f"iter_batches() needs a batch at a time.",
+                stacklevel=3,
+            )
+    return concat([table for table in kept if table.num_rows] or kept[:1])
 
 
 def stored(unit: ReadUnit, *, whole: bool = False) -> ReadUnit:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.data.batches import StreamIterator, check_whole, no_attribute
+from miniray.data.batches import StreamIterator, check_whole
 from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
 from miniray.data.context import TASKS, Compute, DataContext, called_with
@@ -23,7 +23,7 @@ from miniray.data.plan import (
     optimised,
     stacked,
 )
-from miniray.data.rearranged import Rearranging, drawn
+from miniray.data.rearranged import Rearranging, drawn, key_names
 from miniray.data.sources import CutWish, UnitsDatasource, ranged
 from miniray.data.transforms import (
     Columns,
@@ -48,11 +48,6 @@ class Dataset(Rearranging):
 
     Made by ``miniray.data.read_parquet`` and its like. Methods return new datasets.
     """
-
-    if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
-
-        def __getattr__(self, name):
-            raise no_attribute(self, name)
 
     def _of(self, plan: PlanNode) -> Dataset:
         return Dataset(plan)
@@ -95,12 +90,7 @@ class Dataset(Rearranging):
             return self._rows("Filter", "filter", fn, options)
         if options:
             raise ValueError(f"filter(expr=...) does not take {next(iter(options))!r}.")
-        found = parsed(expr) if isinstance(expr, str) else expr
-        if not isinstance(found, Expr):
-            raise TypeError(
-                f"filter(expr={expr!r:.80}) is not an expression of miniray.data.expressions, such "
-                "as col('a') > 5, and not its text."
-            )
+        found = _checked("filter", parsed(expr) if isinstance(expr, str) else expr)
         return self._apply(FilterExpr(f"Filter({found!r})", found))
 
     def _rows(self, kind: str, caller: str, fn: Any, options: dict[str, Any]) -> Dataset:
@@ -164,12 +154,8 @@ class Dataset(Rearranging):
 
     def with_columns(self, exprs: Mapping[str, Expr]) -> Dataset:
         """Add columns by expressions; all of them see the columns as they were."""
-        for name, expr in exprs.items():
-            if not isinstance(expr, Expr):
-                raise TypeError(
-                    f"with_column({name!r}, {expr!r:.60}) needs an expression, such as "
-                    f"col('a') * 2; add_column() takes a function."
-                )
+        for expr in exprs.values():
+            _checked("with_column", expr)
         return self._apply(WithColumns(f"WithColumns({', '.join(exprs)})", dict(exprs)))
 
     def add_column(
@@ -195,9 +181,9 @@ class Dataset(Rearranging):
             if hasattr(batch, "append_column"):  # a table
                 others = [name for name in batch.column_names if name != col]
                 return batch.select(others).append_column(col, column(values))
-            batch = dict(batch) if isinstance(batch, dict) else batch.copy()
-            batch[col] = values
-            return batch
+            return (
+                {**batch, col: values} if isinstance(batch, dict) else batch.assign(**{col: values})
+            )
 
         udf, compute = called_with("add_column", added, options)
         step = MapBatches(f"AddColumn({col})", udf, None, batch_format, changes_count=False)
@@ -205,14 +191,10 @@ class Dataset(Rearranging):
 
     def select_columns(self, cols: str | Sequence[str]) -> Dataset:
         """Keep these columns, in this order. Parquet files are read with them only."""
-        names = [cols] if isinstance(cols, str) else list(cols)
-        if len(set(names)) < len(names):
-            raise ValueError(f"select_columns({names}) names a column twice.")
-        return self._columns("SelectColumns", "select", names)
+        return self._columns("SelectColumns", "select", key_names("select_columns", cols))
 
-    def drop_columns(self, cols: Sequence[str]) -> Dataset:
-        names = [cols] if isinstance(cols, str) else list(cols)
-        return self._columns("DropColumns", "drop_columns", names)
+    def drop_columns(self, cols: str | Sequence[str]) -> Dataset:
+        return self._columns("DropColumns", "drop_columns", key_names("drop_columns", cols))
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str]) -> Dataset:
         """Rename columns: new names by the old ones, or a new name for each column."""
@@ -223,9 +205,10 @@ class Dataset(Rearranging):
                     f"rename_columns({list(names)}) must name each of: {', '.join(known)}."
                 )
             names = dict(zip(known, names, strict=True))
-        return self._columns("RenameColumns", "rename_columns", dict(names))
+        return self._columns("RenameColumns", "rename_columns", names)
 
     def _columns(self, kind: str, method: str, names: Any) -> Dataset:
+        names = dict(names) if isinstance(names, Mapping) else list(names)
         return self._apply(Columns(f"{kind}({', '.join(names)})", method, names))
 
     # --- rows ---------------------------------------------------------------------------
@@ -277,15 +260,13 @@ class Dataset(Rearranging):
             locality_hints: Accepted as in Ray; blocks are read where they are.
         """
         n = check_whole("split", "n", n, 1)
-        rows, dataset = self._counted()
-        return dataset._between([-(-number * rows // n) for number in range(n + 1)])
+        return self._between(lambda rows: [-(-number * rows // n) for number in range(n + 1)])
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Any]:
         """Split before the rows of these numbers."""
         if not indices or list(indices) != sorted(indices) or indices[0] < 0:
             raise ValueError(f"split_at_indices({list(indices)}) must be numbers that go up.")
-        rows, dataset = self._counted()
-        return dataset._between([0, *(min(index, rows) for index in indices), rows])
+        return self._between(lambda rows: [0, *(min(index, rows) for index in indices), rows])
 
     def split_proportionately(self, proportions: Sequence[float]) -> list[Any]:
         """Split into parts of these sizes, and one with the rest."""
@@ -294,9 +275,8 @@ class Dataset(Rearranging):
             raise ValueError(
                 f"split_proportionately({list(proportions)}) must be above 0 and below 1 together."
             )
-        rows, dataset = self._counted()
-        ends = [int(rows * sum(proportions[:number])) for number in range(len(proportions) + 1)]
-        return dataset._between([*ends, rows])
+        shares = [*itertools.accumulate(proportions, initial=0), 1]
+        return self._between(lambda rows: [int(rows * share) for share in shares])
 
     def train_test_split(
         self,
@@ -325,7 +305,8 @@ class Dataset(Rearranging):
                 "train_test_split() takes shuffle or stratify, not both: call random_shuffle() "
                 "before, and rows of a class are drawn at random."
             )
-        rows, dataset = (self.random_shuffle(seed=seed) if shuffle else self)._counted()
+        dataset = (self.random_shuffle(seed=seed) if shuffle else self)._counted()
+        rows = dataset.count()
         test = int(rows * test_size) if isinstance(test_size, float) else test_size
         if not 0 < test < rows:
             raise ValueError(
@@ -343,7 +324,7 @@ class Dataset(Rearranging):
                 for last in (False, True)
             )
             return train.materialize(), rest.materialize()
-        train, rest = dataset._between([0, rows - test, rows])
+        train, rest = dataset._between(lambda rows: [0, rows - test, rows])
         return train, rest
 
     def streaming_split(
@@ -360,30 +341,34 @@ class Dataset(Rearranging):
             locality_hints: Accepted as in Ray; blocks are read where they are.
         """
         n = check_whole("streaming_split", "n", n, 1)
-        found = None if equal or counted(optimised(self._plan)) else chain(optimised(self._plan))
-        if found is None:
+        if equal or counted(optimised(self._plan)) or not chain(optimised(self._plan)):
             return [StreamIterator(part) for part in self.split(n)]
-        read, stages = found  # rows are not known: every n-th unit
-        wish = CutWish(DataContext.get_current().target_max_block_size, 4 * n)
-        units = list(read.units(wish))
-        parts = [_part_of(read, units[number::n]) for number in range(n)]
-        return [StreamIterator(Dataset(stacked(part, stages))) for part in parts]
+        # Rows are not known: every n-th unit.
+        parts = self._parts(lambda units: [units[number::n] for number in range(n)], 4 * n)
+        return [StreamIterator(part) for part in parts]
 
-    def _counted(self) -> tuple[int, Dataset]:
-        """Return the number of rows, and a dataset with ranges: this one, or its blocks."""
-        dataset = self if counted(optimised(self._plan)) else self.materialize()
-        return dataset.count(), dataset
+    def _counted(self) -> Dataset:
+        """Return a dataset of these rows that has ranges: this one, or its blocks."""
+        return self if counted(optimised(self._plan)) else self.materialize()
 
-    def _between(self, ends: Sequence[int]) -> list[Any]:
-        """Return the ranges of rows between these, lazily, of what ``_counted`` returned."""
-        found = counted(optimised(self._plan))
+    def _between(self, ends: Callable[[int], Sequence[int]]) -> list[Any]:
+        """Return the ranges of rows between numbers that are computed of their count, lazily."""
+        dataset = self._counted()
+        pairs = list(itertools.pairwise(ends(dataset.count())))
+        return dataset._parts(lambda units: [ranged(units, low, high) for low, high in pairs])
+
+    def _parts(self, cut: Callable[[list[ReadUnit]], list[Any]], least: int = 1) -> list[Any]:
+        """Return datasets of some units of the source each; at least so many are wanted."""
+        found = chain(optimised(self._plan))
         assert found is not None
         read, stages = found
-        units = list(read.units(CutWish(DataContext.get_current().target_max_block_size)))
-        return [
-            type(self)(stacked(_part_of(read, ranged(units, low, high)), stages), self._schema)
-            for low, high in itertools.pairwise(ends)
+        source = read.source
+        units = list(read.units(CutWish(DataContext.get_current().target_max_block_size, least)))
+        reads = [
+            Read(UnitsDatasource(part, source.schema(), source.found, "Split"))
+            for part in cut(units)
         ]
+        return [type(self)(stacked(each, stages), self._schema) for each in reads]
 
     # --- files --------------------------------------------------------------------------
 
@@ -425,10 +410,14 @@ class Dataset(Rearranging):
         write(self, file_format, path, column=column, **options)
 
 
-def _part_of(read: Read, units: Sequence[ReadUnit]) -> Read:
-    """Return a read of some of the units, or of parts of them."""
-    source = read.source
-    return Read(UnitsDatasource(units, source.schema(), source.found, "Split"))
+def _checked(caller: str, expr: Any) -> Expr:
+    """Return an expression; TypeError if it is none."""
+    if not isinstance(expr, Expr):
+        raise TypeError(
+            f"{caller}({expr!r:.80}) needs an expression of miniray.data.expressions, such as "
+            "col('a') > 5, and not its text; filter() and add_column() take functions."
+        )
+    return expr
 
 
 class MaterializedDataset(Dataset):

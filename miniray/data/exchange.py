@@ -116,10 +116,8 @@ class Aligned(How):
         for each in sides[1:]:
             other = concat(each)
             for name in other.column_names:
-                free, number = name, 0
-                while free in table.column_names:
-                    number += 1
-                    free = f"{name}_{number}"
+                named = (f"{name}_{n}" if n else name for n in itertools.count())
+                free = next(new for new in named if new not in table.column_names)
                 table = table.append_column(free, other.column(name))
         return table
 
@@ -137,14 +135,11 @@ def sliced(table: Any, ends: Sequence[int]) -> list[Any]:
 class Cut(Transform):
     """Gives a table for each partition, with the rows of a call that go there."""
 
+    name: str
     how: How
     side: int
     bounds: Sequence[Any]
     keeps_count = False
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"{self.how.name}Map"
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Yield as many tables as there are partitions, in their order."""

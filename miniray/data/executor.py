@@ -187,10 +187,11 @@ def _sampled(
 ) -> Generator[list[Any], None, list[Any]]:
     """Return keys of rows of some units, if bounds are chosen by these."""
     tables: list[Any] = []
-    if isinstance(how, Ordered) and not how.given:
+    if isinstance(how, Ordered):
         for side, units in enumerate(sides):
             some = itertools.islice(units, 0, None, -(-len(units) // _LOOKED_AT) or 1)
-            feed = _run(Stage((), (KeySample(how, side),)), source_feed(some), setting)
+            step = KeySample(f"{how.name}Sample", how, side)
+            feed = _run(Stage((), (step,)), source_feed(some), setting)
             tables += map(table_of, (yield from _drain(feed, drained)))
     return tables
 
@@ -211,7 +212,7 @@ def _cut(
         # They are taken out, so that a block is freed when the call has cut it.
         blocks = source_feed(units.popleft() for _ in range(len(units)))
         calls = group_feed(blocks, size, by_size=True)
-        stage = Stage((), (Cut(how, side, bounds),))
+        stage = Stage((), (Cut(f"{how.name}Map", how, side, bounds),))
         found = yield from _drain(_run(stage, calls, unordered, target=0), drained)
         for unit in sorted(found, key=lambda unit: unit.place or ()):
             assert unit.place is not None

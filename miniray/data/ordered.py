@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +28,12 @@ class Ordered(How):
     """Brings rows into the order of columns; null comes last, and NaN before it.
 
     Attributes:
-        descending: For each, whether large values come first.
-        given: Values of the first column at which partitions begin; empty: they are chosen.
+        descending: For each, whether large values come first; empty: for none.
         right_keys: The columns of a second input.
     """
 
     keys: tuple[str, ...]
-    descending: tuple[bool, ...]
-    given: tuple[Any, ...] = ()
+    descending: tuple[bool, ...] = ()
     name: str = "Sort"
     right_keys: tuple[str, ...] = ()
 
@@ -46,9 +43,6 @@ class Ordered(How):
 
     def bounds(self, samples: Sequence[Any], parts: int) -> Any:
         """Return keys that divide the samples into equal parts."""
-        if self.given:
-            ordered = sorted(self.given, reverse=self.descending[0])
-            return pa.table({self.keys[0]: ordered})
         try:
             keys = concat(samples)
         except ValueError as error:
@@ -60,7 +54,7 @@ class Ordered(How):
 
     def cut(self, table: Any, first: int, side: int, bounds: Any) -> list[Any]:
         """Return the sorted table between the bounds, which are a table of keys."""
-        keys = self.keys_of(table, side).select(bounds.column_names)
+        keys = self.keys_of(table, side)
         # Sorting is stable: a bound comes before the rows that are equal to it.
         order = key_order(concat([bounds, keys]), self.descending).to_numpy()
         places = np.flatnonzero(order < len(bounds)) - np.arange(len(bounds))
@@ -114,25 +108,24 @@ def one_zero(values: Any) -> Any:
     return pc.if_else(pc.is_nan(values), pa.scalar(float("nan"), values.type), values)
 
 
-def key_order(keys: Any, descending: Sequence[bool]) -> Any:
-    """Return the numbers of rows in the order of their keys, or of the first ones of these."""
+def key_order(keys: Any, descending: Sequence[bool] = ()) -> Any:
+    """Return the numbers of rows in the order of their keys; all but the first ones ascend."""
     if not keys.num_rows:
         return pa.array([], pa.int64())
-    signs = ["descending" if each else "ascending" for each in descending]
-    return pc.sort_indices(keys, sort_keys=list(zip(keys.column_names, signs, strict=False)))
+    down = dict(zip(keys.column_names, descending, strict=False))
+    signs = {True: "descending", False: "ascending"}
+    order = [(name, signs[down.get(name, False)]) for name in keys.column_names]
+    return pc.sort_indices(keys, sort_keys=order)
 
 
 @dataclasses.dataclass(frozen=True)
 class KeySample(TableStep):
     """Gives keys of some rows, from which the bounds of partitions are chosen."""
 
+    name: str
     how: Ordered
     side: int
     keeps_count = False
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f"{self.how.name}Sample"
 
     def changed(self, table: Any, where: Where) -> Any:
         rows = np.arange(0, table.num_rows, max(1, table.num_rows // _SAMPLED))
@@ -161,30 +154,29 @@ class Join(Ordered):
     name: str = "Join"
     keeps_count = False
 
-    def outgoing(self, left: Sequence[str], right: Sequence[str]) -> list[tuple[int, str, str]]:
-        """Return the columns that come out: of which input, their names there and their new ones.
+    def outgoing(self, *names: Sequence[str]) -> list[dict[str, str]]:
+        """Return the columns of each input that come out, with their new names.
+
+        Args:
+            *names: The columns of each input.
 
         Raises:
             ValueError: Two would have the same name.
         """
         if self.kind in ONE_SIDED:
             return []
+        without = 0 if self.kind == "right_outer" else 1  # the input whose keys do not come out
         keys = (self.keys, self.right_keys)
-        of_keys = 1 if self.kind == "right_outer" else 0  # whose keys come out
         kept = [
-            (side, name)
-            for side, names in enumerate((left, right))
-            for name in names
-            if side == of_keys or name not in keys[side]
+            [name for name in own if side != without or name not in keys[side]]
+            for side, own in enumerate(names)
         ]
-        times = collections.Counter(name for _, name in kept)
-        found = [
-            (side, name, name + (self.suffixes[side] or ""))
-            if times[name] > 1 and name not in keys[side]
-            else (side, name, name)
-            for side, name in kept
-        ]
-        new = [name for _, _, name in found]
+        both = set.intersection(*map(set, kept))
+        found = []
+        for own, own_keys, suffix in zip(kept, keys, self.suffixes, strict=True):
+            changed = both.difference(own_keys)
+            found.append({name: name + (suffix or "") * (name in changed) for name in own})
+        new = [name for each in found for name in each.values()]
         if len(set(new)) < len(new):
             raise ValueError(
                 f"join(): both sides have columns of the same name, also with their suffixes "
@@ -209,10 +201,11 @@ class Join(Ordered):
         found = left.join(right, list(self.keys), join_type=kind, use_threads=False)
         places = sorted(name for name in found.column_names if name.startswith(ORDER))
         found = found.select([*self.keys, *places])
-        found = found.take(key_order(found, [*self.descending, *(False for _ in places)]))
+        found = found.take(key_order(found))
         rows = {int(name[-1]): tables[int(name[-1])].take(found.column(name)) for name in places}
         columns = {}
-        for side, name, new in self.outgoing(*(table.column_names for table in tables)):
-            of_either = self.kind == "full_outer" and not side and name in self.keys
-            columns[new] = (found if of_either else rows[side]).column(name)
+        for side, names in enumerate(self.outgoing(*(table.column_names for table in tables))):
+            for name, new in names.items():
+                of_either = self.kind == "full_outer" and not side and name in self.keys
+                columns[new] = (found if of_either else rows[side]).column(name)
         return pa.table(columns) if columns else next(iter(rows.values()))

@@ -61,15 +61,15 @@ def known_columns(plan: PlanNode) -> list[str] | None:
     return None if schema is None else list(schema.names)
 
 
-def key_names(caller: str, key: Any, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of key columns, of which ``key`` is one or several.
+def key_names(caller: str, key: Any, columns: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the names of columns, of which ``key`` is one or several.
 
     Raises:
         ValueError: They are no names, or not among the columns, if these are known.
     """
     names = (key,) if isinstance(key, str) else key
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{caller}({key!r}): key must be a string or a list of strings.")
+        raise ValueError(f"{caller}({key!r}): columns are a string or a list of strings.")
     if len(set(names)) < len(names):
         raise ValueError(f"{caller}({list(names)}) names a column twice.")
     missing = [name for name in names if columns and name not in columns]
@@ -146,7 +146,7 @@ class GroupedData(Aggregating):
         keys = self._keys or (ALL,)
         step = Partial(f"Aggregate({', '.join(agg.name for agg in aggs)})", keys, aggs)
         below = Stage((self._dataset._plan,), (step,))
-        how = Combine(keys, (False,) * len(keys), aggs=aggs)
+        how = Combine(keys, aggs=aggs)
         return self._dataset._of(Exchange((below,), how, self._partitions))
 
     def _over(self, kind: type[Any], on: Any, **options: Any) -> Any:
@@ -155,8 +155,6 @@ class GroupedData(Aggregating):
             known = self._columns or self._dataset.columns() or []
             on = [name for name in known if name not in self._keys]
         columns = [on] if isinstance(on, str) else list(on)
-        if not columns:
-            raise ValueError("At least 1 column to aggregate on has to be provided")
         return self.aggregate(*(kind(column, **options) for column in columns))
 
     def count(self) -> Any:
@@ -181,7 +179,7 @@ class GroupedData(Aggregating):
         """
         check_format("map_groups", batch_format)
         udf, compute = called_with("map_groups", fn, options)
-        how = Ordered(self._keys, (False,) * len(self._keys), name="GroupBy")
+        how = Ordered(self._keys, name="GroupBy")
         plan = self._dataset._plan
         below = Exchange((plan,), how, self._partitions if self._keys else 1)
         step = MapGroups(
@@ -237,26 +235,22 @@ class Rearranging(Consumption, Aggregating):
             shuffle: Take the rows in turns: each block has some of all.
             keys: Rows whose values of these columns are equal come into the same block, sorted.
         """
-        if (num_blocks is None) == (target_num_rows_per_block is None):
+        rows = target_num_rows_per_block
+        given = shuffle or keys is not None
+        if (num_blocks is None) == (rows is None) or (given and rows is not None):
             raise ValueError(
-                "repartition() takes num_blocks or target_num_rows_per_block, one of them."
+                "repartition() takes num_blocks, with which shuffle= and keys= go, or "
+                "target_num_rows_per_block, one of them."
             )
-        if num_blocks is None:
-            if shuffle or keys is not None:
-                raise ValueError(
-                    "repartition(target_num_rows_per_block=...) takes no shuffle and no keys."
-                )
-            rows = check_whole(
-                "repartition", "target_num_rows_per_block", target_num_rows_per_block, 1
-            )
+        if rows is not None:
+            rows = check_whole("repartition", "target_num_rows_per_block", rows, 1)
             return self._of(Regroup((self._plan,), rows, strict=True))
         if keys is not None:
-            how: How = self._ordered("repartition", keys, False, name="Repartition")
+            how: How = self._ordered("repartition", keys, False, "Repartition")
         else:
             how = Numbered(None, name="Repartition") if shuffle else Aligned()
-        return self._of(
-            Exchange((self._plan,), how, _parts("repartition", "num_blocks", num_blocks))
-        )
+        parts = _parts("repartition", "num_blocks", num_blocks)
+        return self._of(Exchange((self._plan,), how, parts))
 
     def random_shuffle(self, *, seed: int | None = None, num_blocks: int | None = None) -> Any:
         """Bring all rows into another order, in which each is as likely at any place.
@@ -277,27 +271,22 @@ class Rearranging(Consumption, Aggregating):
         self,
         key: str | Sequence[str],
         descending: bool | Sequence[bool] = False,
-        boundaries: Sequence[int | float] | None = None,
     ) -> Any:
         """Sort the rows; those of equal keys keep their order, null comes last.
 
         Args:
             key: A column, or several, of which later ones decide where earlier ones are equal.
             descending: Large values first, for all keys or for each.
-            boundaries: Values of the first key at which blocks begin. Default: as rows are.
 
         Raises:
             ValueError: There is no such column, or arguments do not go together.
         """
         if key is None:
             raise ValueError("The 'key' parameter cannot be None for sorting.")
-        given = tuple(sorted(set(boundaries or ())))
-        if not all(isinstance(each, int | float) for each in given):
-            raise ValueError("The type of items in boundaries must be int or float.")
-        how = self._ordered("sort", key, descending, given=given)
-        return self._of(Exchange((self._plan,), how, len(given) + 1 if given else None))
+        how = self._ordered("sort", key, descending)
+        return self._of(Exchange((self._plan,), how))
 
-    def _ordered(self, caller: str, key: Any, descending: Any, **options: Any) -> Ordered:
+    def _ordered(self, caller: str, key: Any, descending: Any, name: str = "Sort") -> Ordered:
         names = key_names(caller, key, known_columns(self._plan))
         down = [descending] * len(names) if isinstance(descending, bool) else list(descending)
         if len(down) != len(names) or not names:
@@ -305,7 +294,7 @@ class Rearranging(Consumption, Aggregating):
                 f"Length of `descending` does not match the length of the key: {down} for "
                 f"{list(names)}."
             )
-        return Ordered(names, tuple(down), **options)
+        return Ordered(names, tuple(down), name)
 
     # --- groups and other datasets ------------------------------------------------------
 
@@ -362,22 +351,20 @@ class Rearranging(Consumption, Aggregating):
         Raises:
             ValueError: There is no such join or column, or both have a column of a name.
         """
-        kind = str(getattr(join_type, "value", join_type))
-        if kind not in JOINS:
+        if join_type not in JOINS:
             raise ValueError(f"join(join_type={join_type!r}) must be one of {', '.join(JOINS)}.")
+        right_on = on if right_on is None else right_on
         for name, value in (("on", on), ("right_on", right_on)):
-            if value is not None and not isinstance(value, tuple | list):
+            if not isinstance(value, tuple | list):
                 raise ValueError(f"Expected tuple or list as `{name}` (got {type(value).__name__})")
-        right_on = right_on or on
         if len(right_on) != len(on) or not on:
             raise ValueError(f"join(on={list(on)}, right_on={list(right_on)}) differ in length.")
         plans = self._plans("join", [ds])
         left, right = map(known_columns, plans)
         how = Join(
             key_names("join", on, left),
-            (False,) * len(on),
             right_keys=key_names("join", right_on, right),
-            kind=kind,
+            kind=join_type,
             suffixes=(left_suffix, right_suffix),
         )
         if left is not None and right is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
 import statistics
 from typing import TYPE_CHECKING, Any
 
@@ -495,7 +494,6 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         (lambda: dataset.sort([]), "Length of `descending`"),
         (lambda: dataset.sort("k", [True, False]), "Length of `descending`"),
         (lambda: dataset.sort(["k", "k"]), "twice"),
-        (lambda: dataset.sort("k", boundaries=["a"]), "int or float"),
         (lambda: dataset.repartition(), "one of them"),
         (lambda: dataset.repartition(1, 1), "one of them"),
         (lambda: dataset.repartition(0), "1 or more"),
@@ -512,13 +510,6 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
             call()
     with pytest.raises(TypeError, match=r"CountDistinct\(\) needs the name of a column"):
         CountDistinct()
-
-
-def test_boundaries_are_where_blocks_of_a_sort_begin() -> None:
-    shuffled = random.Random(1).sample(range(15), 15)
-    dataset = table(shuffled).sort("k", boundaries=[5, 10])
-    blocks = [table_of(unit).column("k").to_pylist() for unit in execute(dataset._plan, local=True)]
-    assert blocks == [list(range(5)), list(range(5, 10)), list(range(10, 15))]
 
 
 def test_what_is_known_of_rows_and_columns_is_known_before() -> None:
