@@ -43,7 +43,7 @@ _AHEAD = 2
 _POOL_AHEAD = 4
 
 
-class Call(NamedTuple):
+class StageCall(NamedTuple):
     """A call of a stage that is not read to its end."""
 
     #: What gives refs of its blocks and records in turns.
@@ -132,7 +132,7 @@ class StageCalls:
         self._work = work
         self._setting = setting
         self._stats = StageStats(stage.name, _total(stage) if setting.whole else None)
-        self._calls: collections.deque[Call] = collections.deque()
+        self._calls: collections.deque[StageCall] = collections.deque()
         self._inputs: collections.deque[ReadUnit] = collections.deque()  # no call has them yet
         below = stage.inputs[0] if stage.inputs else None
         #: A pool that feeds this stage does not wait until that has CPUs.
@@ -212,9 +212,9 @@ class StageCalls:
         bare = unit.bare()
         generator = runner.remote(where, bare, *unit.refs)
         blocks = blocks_of(generator, bare, stats.calls, stats)
-        self._calls.append(Call(generator, blocks, runner))
+        self._calls.append(StageCall(generator, blocks, runner))
 
-    def _take(self, call: Call) -> ReadUnit | list[Any] | None:
+    def _take(self, call: StageCall) -> ReadUnit | list[Any] | None:
         """Return what comes next of a call; what fails, and may, has ended."""
         try:
             return next(call.blocks)
@@ -226,7 +226,7 @@ class StageCalls:
             call.generator.close()
             return None
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: StageCall) -> None:
         self._calls.remove(call)
         self._load[call.runner] -= 1
         self._stats.open -= 1
