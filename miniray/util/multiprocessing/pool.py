@@ -16,9 +16,8 @@ from miniray import api
 from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.decorator import remote
 from miniray.system.option_checks import whole
-from miniray.util.multiprocessing.dispatcher import Dispatcher, Unit
+from miniray.util.multiprocessing.dispatcher import APPLY, MAP, STARMAP, Dispatcher, PoolActor, Unit
 from miniray.util.multiprocessing.results import AsyncResult, IMapIterator
-from miniray.util.multiprocessing.worker import APPLY, MAP, STARMAP, PoolActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

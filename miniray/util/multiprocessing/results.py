@@ -17,13 +17,12 @@ import time
 from multiprocessing import TimeoutError as PoolTimeoutError
 from typing import TYPE_CHECKING, Any
 
-from miniray.util.multiprocessing.worker import Failed
+from miniray.util.multiprocessing.dispatcher import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from miniray.util.multiprocessing.dispatcher import Unit
-    from miniray.util.multiprocessing.worker import Outcome
+    from miniray.util.multiprocessing.dispatcher import Outcome, Unit
 
 logger = logging.getLogger(__name__)
 
