@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from miniray._proto import common_pb2
     from miniray.head.directories.grants import Timers
     from miniray.head.directories.nodes import NodeOutbox
-    from miniray.head.storage import Saved, Storage
+    from miniray.head.storage import Storage
 
     Handlers = dict[str, Callable[..., Any]]
 
@@ -216,10 +216,6 @@ class Head:
             ),
             "batch": self._batch,
         }
-
-    def restore(self, saved: Saved) -> None:
-        """Continue from what earlier heads kept; before any node joins."""
-        self.recovery.restore(saved)
 
     # --- sessions --------------------------------------------------------------------
     def join(self, hello: head_pb2.NodeHello, outbox: NodeOutbox) -> ClusterNode | None:

@@ -262,7 +262,7 @@ def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> 
         return Head(HeadIdentity(options.cluster_id, 1, address), loop, Storage())
     saved = storage.start(options.cluster_id)
     head = Head(HeadIdentity(saved.cluster_id, saved.epoch, address, saved.started), loop, storage)
-    head.restore(saved)
+    head.recovery.restore(saved)
     return head
 
 

@@ -63,7 +63,7 @@ class HeadRecovery:
         self.over = True
 
     def restore(self, saved: Saved) -> None:
-        """Enter what was kept, and wait for the nodes that it names."""
+        """Enter what earlier heads kept, before any node joins, and wait for the nodes in it."""
         cluster = self._cluster
         for namespace, key, value in saved.values:
             cluster.kv.restore(namespace, key, value)

@@ -285,7 +285,7 @@ class World:
         timers.now = self.timers.now + self.random.choice([0.5, 2.5, 5.0])
         self.timers = timers
         self.head = Head(HeadIdentity("test", self.disk.epoch, "here"), timers, self.disk)
-        self.head.restore(saved)
+        self.head.recovery.restore(saved)
 
     def break_session(self) -> None:
         daemon = self.random.choice(self.daemons)

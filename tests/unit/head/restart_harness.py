@@ -35,7 +35,7 @@ class Restarts:
             storage = SqliteStorage(self._path)
             self.saved = storage.start("first")
             cluster = FakeCluster(storage, self.saved.epoch)
-            cluster.head.restore(self.saved)
+            cluster.head.recovery.restore(self.saved)
             use(cluster)
             await storage.close()
 

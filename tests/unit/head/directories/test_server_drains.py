@@ -180,7 +180,7 @@ def test_a_drained_node_is_still_drained_after_a_restart_of_the_head(tmp_path: P
         storage = SqliteStorage(tmp_path / "head.db")
         saved = storage.start("cluster")
         cluster = FakeCluster(storage, saved.epoch)
-        cluster.head.restore(saved)
+        cluster.head.recovery.restore(saved)
         daemon = cluster.node({"CPU": 2}, node_id=node_id)
         if first:
             daemon.ask(daemon.driver(), "drain_node", node_id.hex())

@@ -39,7 +39,7 @@ class OneFile:
         storage = SqliteStorage(self._path)
         saved = storage.start("first")
         cluster = FakeCluster(storage, saved.epoch)
-        cluster.head.restore(saved)
+        cluster.head.recovery.restore(saved)
         yield cluster
         await storage.close()
 
