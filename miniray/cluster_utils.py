@@ -111,7 +111,7 @@ class Cluster:
 
     @property
     def token(self) -> str:
-        """The join token of the cluster."""
+        """The text with which further nodes join the cluster."""
         return self._token
 
     def connect(self, namespace: str | None = None) -> None:

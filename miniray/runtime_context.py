@@ -49,7 +49,7 @@ class RuntimeContext:
         return self._data.job_id
 
     def get_node_id(self) -> str:
-        """Return the id of the node."""
+        """Return the hex id of the node on which this code runs."""
         return self._data.node_id
 
     def get_worker_id(self) -> str:
@@ -72,8 +72,8 @@ class RuntimeContext:
     def is_canceled(self) -> bool:
         """Return whether the task or call that runs was cancelled, so that it can end by itself.
 
-        Methods of plain and threaded actors are not interrupted by a cancel: this is how they
-        hear of it.
+        Methods of plain and threaded actors are not interrupted by a cancel: they have
+        to ask here.
 
         Raises:
             RuntimeError: Nothing runs here that could be cancelled: this is a driver.
@@ -84,7 +84,7 @@ class RuntimeContext:
         return data.cancelled
 
     def get_actor_id(self) -> str | None:
-        """Return the id of the actor; None outside of actors."""
+        """Return the hex id of the actor that runs this code; None outside of actors."""
         return self._data.actor_id
 
     def get_actor_name(self) -> str | None:
@@ -148,7 +148,7 @@ class RuntimeContext:
         return self.get_accelerator_ids()
 
     def get_node_labels(self) -> dict[str, str]:
-        """Return the labels of the node."""
+        """Return the labels of the node on which this code runs; empty if it is lost."""
         return dict(own_node().get("Labels", {}))
 
     @property
@@ -178,31 +178,31 @@ class RuntimeContext:
         """Return the folder that holds the session's folder."""
         return str(Path(self._data.session_dir).parent)
 
-    # Ray's attributes for the same.
+    # Ray's attributes for these.
 
     @property
     def job_id(self) -> str:
-        """Id of the job."""
+        """As ``get_job_id``."""
         return self.get_job_id()
 
     @property
     def node_id(self) -> str:
-        """Id of the node."""
+        """As ``get_node_id``."""
         return self.get_node_id()
 
     @property
     def task_id(self) -> str | None:
-        """Id of the task or call that runs."""
+        """As ``get_task_id``."""
         return self.get_task_id()
 
     @property
     def actor_id(self) -> str | None:
-        """Id of the actor."""
+        """As ``get_actor_id``."""
         return self.get_actor_id()
 
     @property
     def current_placement_group_id(self) -> str | None:
-        """Id of the placement group."""
+        """As ``get_placement_group_id``."""
         return self.get_placement_group_id()
 
 

@@ -444,7 +444,7 @@ def _device_rows(cluster: ClusterDirectories, node: ClusterNode) -> Iterator[Row
 
 
 def _holders(cluster: ClusterDirectories, node: ClusterNode) -> Holders:
-    """Return who has shares of a node's devices; what groups have set aside is the groups'."""
+    """Return the holders of a node's devices; what groups have reserved and not used is theirs."""
     held: Holders = {}
     scheduler = cluster.scheduler
     for number in scheduler.leases_on(node.name):
@@ -465,7 +465,7 @@ def _holders(cluster: ClusterDirectories, node: ClusterNode) -> Holders:
 
 
 def _tenant(cluster: ClusterDirectories, number: int) -> Row:
-    """Return who has a lease."""
+    """Return the holder of a lease."""
     request = cluster.grants.request(number)
     if request is None:
         return {"kind": "", "name": f"lease {number}"}

@@ -168,7 +168,7 @@ _REMEMBERED = 10_000
 
 
 class ActorChanges:
-    """Which actors have changed; nothing is noted while nobody watches."""
+    """Actors that have changed; empty while there are no watchers."""
 
     def __init__(self) -> None:
         self._ids: dict[bytes, None] | None = None

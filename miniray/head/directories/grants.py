@@ -167,7 +167,7 @@ class GrantTable:
             self._tell_contention()
 
     def request(self, number: int) -> Request | None:
-        """Return a request, or who has the lease; None if it has ended."""
+        """Return a request that waits or has its lease; None if it has ended."""
         return self._requests.get(number)
 
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:

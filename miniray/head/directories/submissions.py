@@ -90,7 +90,7 @@ class SubmittedJobs:
         self._by_name: dict[str, SubmittedJob] = {}
         self._by_lease: dict[int, SubmittedJob] = {}
         self._logs: dict[str, StreamLog] = {}
-        #: Who waits for more of a log, and the offset from which on.
+        #: Requests that wait for more of a log, with the offset from which on.
         self._followers: dict[str, list[tuple[Waiter, int]]] = collections.defaultdict(list)
 
     # --- what clients ask ------------------------------------------------------------
@@ -414,7 +414,7 @@ class SubmittedJobs:
         self._keeper.submitted_job_forgotten(job.name)
 
     def _audit(self, who: bytes, what: str, job: SubmittedJob) -> None:
-        """Log who does something with a job."""
+        """Log which process does something with a job."""
         client = self._clients.get(who)
         by = f"process {who.hex()}"
         if client is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Reservation(NamedTuple):
     """Capacity of a pool that is reserved for a demand that has waited long."""
 
-    #: Who may use it; compared by identity.
+    #: Its owner, which alone may use it; compared by identity.
     owner: object
     #: Fixed-point amount of each scalar resource.
     scalars: Mapping[str, int]
@@ -191,7 +191,7 @@ class ResourcePool:
         return self.unused()
 
     def unused(self) -> dict[str, int]:
-        """Return the amount of each resource that nobody holds, granted or not; 0 in debt."""
+        """Return the free amount of each resource, even if none may be granted; 0 in debt."""
         free = {name: max(units, 0) for name, units in self.free.items()}
         return free | {name: devices.available() for name, devices in self.devices.items()}
 

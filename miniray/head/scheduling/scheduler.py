@@ -1,4 +1,4 @@
-"""Who gets which resources: leases and placement groups over the nodes of a cluster.
+"""Grants resources: leases and placement groups over the nodes of a cluster.
 
 Responsible for every such decision, without I/O and without a clock: the caller
 passes the time, in seconds of one monotonic clock. Not thread-safe. Each call that
