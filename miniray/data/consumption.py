@@ -172,7 +172,7 @@ class Consumption(Reading):
     def input_files(self) -> list[str]:
         """Return the files that are read."""
         reads = [node.source for node in walk(self._plan) if isinstance(node, Read)]
-        return list(dict.fromkeys(path for source in reads for path in source.files()))
+        return list(dict.fromkeys(path for source in reads for path, _ in source.found))
 
     def iterator(self) -> StreamIterator:
         """Return what reads this dataset, and can be passed on."""
@@ -221,7 +221,7 @@ class Consumption(Reading):
 
     def __repr__(self) -> str:
         source = self._plan.source if isinstance(self._plan, Read) else None
-        if self._schema is None and source is not None and not source.files():
+        if self._schema is None and source is not None and not source.found:
             self._schema = source.schema()
         blocks = self._blocks()
         shown: list[dict[str, Any]] = []

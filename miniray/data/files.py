@@ -1,15 +1,16 @@
-"""Paths as files on a filesystem; all files but Parquet: CSV, JSON, text, images, NumPy, bytes."""
+"""Files as a source: found at paths, cut into pieces; all kinds but Parquet are read here."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import itertools
 import json
 import operator
 import os
 import urllib.parse
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,15 @@ import pyarrow.csv
 import pyarrow.json
 
 from miniray.data.blocks import column, from_file
-from miniray.data.sources import ENDLESS, Content, Datasource, ReadUnit, between, items_to_table
-from miniray.data.tables import concat
+from miniray.data.sources import (
+    ENDLESS,
+    Content,
+    Datasource,
+    ReadUnit,
+    between,
+    items_to_table,
+    overlapping,
+)
 from miniray.data.transforms import DataError
 from miniray.system.option_checks import suggestion
 
@@ -29,16 +37,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 #: Arguments of Ray's that only advise.
-_ADVICE = {
-    "concurrency",
-    "num_cpus",
-    "override_num_blocks",
-    "parallelism",
-    "ray_remote_args",
-    "try_create_dir",
-}
+_ADVICE = {"concurrency", "num_cpus", "override_num_blocks", "parallelism", "ray_remote_args"}
 #: Bytes of a file in which the end of its first line is looked for.
-_FIRST = 2**16
+_FIRST = 2**20
 #: Bytes of a CSV file that is looked through for the types of its columns before it is cut.
 _TYPED = 4 * 2**20
 
@@ -49,140 +50,119 @@ class FileKind(NamedTuple):
     Attributes:
         name: Of the source in a plan.
         called: In errors.
-        table: Makes rows of bytes of a file, given its path, options, and if they are a part of it.
+        table: Makes rows of the bytes of a piece; the arguments that it has defaults for are
+            options of the read. None: files are not read by their bytes.
         extensions: How the files' names end; None: anyhow.
-        options: What ``table`` can be told.
-        lines: Whether a file may be cut at ends of lines.
+        lines: Whether a file that begins so may be cut at ends of lines; None: it has no lines.
         inflates: How many times its size a file takes in memory.
     """
 
     name: str
     called: str
-    table: Callable[[bytes, str, Mapping[str, Any], bool], Any]
+    table: Callable[..., Any] | None
     extensions: tuple[str, ...] | None = None
-    options: tuple[str, ...] = ()
-    lines: bool = False
+    lines: Callable[[bytes], bool] | None = None
     inflates: int = 1
+
+
+class Piece(NamedTuple):
+    """A part of a file: the lines that begin within some bytes, or rows of a row group."""
+
+    path: str
+    start: int = 0
+    stop: int = ENDLESS
+    group: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        if self.group is not None:
+            return f"{self.path} (row group {self.group}, from row {self.start})"
+        return f"{self.path} (from byte {self.start})" if self.start else self.path
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole file."""
+        return self == (self.path, 0, ENDLESS, None)
 
 
 @dataclasses.dataclass(frozen=True)
 class FileRows(Content):
-    """Some bytes of a file, or several whole files.
+    """Pieces of files, read one after another by a source without its list of files."""
 
-    Attributes:
-        filesystem: Of fsspec.
-        paths: The columns that paths tell of.
-        spans: Paths and where to begin and end in them; none in what units are made of.
-    """
-
-    kind: FileKind
-    filesystem: Any
-    options: Mapping[str, Any]
-    paths: PathColumns
-    spans: tuple[tuple[str, int, int], ...] = ()
+    source: FilesDatasource
+    pieces: tuple[Piece, ...]
 
     @property
     def label(self) -> str:
-        path, start, _ = self.spans[0]
-        if len(self.spans) > 1:
-            return f"{path} up to {self.spans[-1][0]}"
-        return f"{path} (from byte {start})" if start else path
+        first, last = self.pieces[0].label, self.pieces[-1].label
+        return first if first == last else f"{first} up to {last}"
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        return between(self._all_tables(), start, stop)
+        if not self.source.counted:
+            return between(self._tables(self.pieces), start, stop)
+        found = overlapping(self.pieces, lambda piece: piece.stop - piece.start, start, stop)
+        return self._tables(
+            piece._replace(start=piece.start + low, stop=piece.start + high)
+            for piece, low, high in found
+        )
 
-    def _all_tables(self) -> Iterator[Any]:
-        """Yield the rows of all files.
-
-        Raises:
-            DataError: A file is not of this kind, or does not go with the first one.
-        """
-        first: tuple[str, Any] | None = None
-        for path, start, stop in self.spans:
-            for table in self._tables(path, start, stop):
-                first = first or (path, table.slice(0, 0))
-                if self.kind.lines:
-                    try:
-                        concat([first[1], table.slice(0, 0)])
-                    except ValueError as error:
-                        raise _apart(self.kind.called, first[0], path, error.__cause__) from error
-                yield table
-
-    def can_be_cut(self, path: str) -> bool:
-        """Return whether parts of a file can be read, each from a line on."""
-        if not self.kind.lines or self.options or path.endswith(".gz"):
-            return False
-        if self.kind == CSV:  # its names are looked for in the first line
-            return not self.filesystem.head(path, 1).isspace()
-        if not path.endswith(".json"):
-            return True
-        # An object in each line, or a list.
-        line, end, _ = self.filesystem.head(path, _FIRST).strip().partition(b"\n")
-        return bool(end) and line.startswith(b"{") and line.rstrip().endswith(b"}")
-
-    def typed(self, path: str, size: int) -> FileRows:
-        """Return what reads parts of a file with the types of the whole, if that is a small CSV."""
-        if self.kind != CSV or size > _TYPED:
-            return self
-        try:
-            fields = _csv(self.read(path), path, {}, False).schema
-        except pa.ArrowException:  # a task says what is wrong
-            return self
-        types = {field.name: field.type for field in fields if not pa.types.is_null(field.type)}
-        options = {"convert_options": pyarrow.csv.ConvertOptions(column_types=types)}
-        return dataclasses.replace(self, options=options)
-
-    def read(self, path: str, start: int = 0, stop: int = ENDLESS) -> bytes:
-        """Return the lines of a file that begin within these bytes, or all of it."""
-        from fsspec.utils import read_block
-
-        if start == 0 and stop == ENDLESS:
-            return bytes(self.filesystem.cat_file(path))
-        size = None if stop == ENDLESS else stop - start
-        # Filesystems have a method for it that wants files to tell their size, which not all do.
-        with self.filesystem.open(path, "rb") as file:
-            return bytes(read_block(file, start, size, b"\n"))
-
-    def _tables(self, path: str, start: int, stop: int) -> Iterator[Any]:
-        """Yield the rows of a file, if there are any.
+    def _tables(self, pieces: Iterable[Piece]) -> Iterator[Any]:
+        """Yield the rows of pieces.
 
         Raises:
-            DataError: It is not of this kind, or can't be read.
+            DataError: One can't be read, or lines of two files do not go together.
         """
+        source, kind = self.source, self.source.kind
+        seen: list[tuple[str, Any]] = []  # the first path, and the schema of all
         try:
-            data = self.read(path, start, stop)
-            if start and not data:
-                return
-            if start and self.kind == CSV:  # the names are at the beginning
-                data = self.read(path, 0, 1) + data
-            table = self.kind.table(data, path, self.options, start > 0 or stop < ENDLESS)
-            if table is not None:
-                yield self.paths.beside(from_file(table), path)
+            for path, own in itertools.groupby(pieces, operator.attrgetter("path")):
+                file = None
+                for piece in own:
+                    file = file or source.open(path)
+                    for table in source.read(file, piece):
+                        if kind.lines is not None:
+                            seen.append((path, _plain(table.schema)))
+                            seen = [(seen[0][0], unified(kind.called, seen))]
+                        yield table
         except (pa.ArrowException, OSError, ValueError) as error:
-            kind = self.kind.called
-            article = "an" if kind == "image" else "a"
-            raise DataError(f"{path} can't be read as {article} {kind} file: {error}") from error
+            article = "an" if kind.called == "image" else "a"
+            text = f"{piece.label} can't be read as {article} {kind.called} file: {error}"
+            raise DataError(text) from error
 
 
-def _csv(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
+def _csv(
+    data: bytes,
+    piece: Piece,
+    read_options: Any = None,
+    parse_options: Any = None,
+    convert_options: Any = None,
+) -> Any:
     """Read CSV that begins with a header."""
-    options = {"read_options": pyarrow.csv.ReadOptions(use_threads=False), **options}
-    if path.endswith(".tsv"):
-        options.setdefault("parse_options", pyarrow.csv.ParseOptions(delimiter="\t"))
-    stream = pa.BufferReader(data)
-    packed = pa.CompressedInputStream(stream, "gzip") if path.endswith(".gz") else stream
-    return pyarrow.csv.read_csv(packed, **options)
+    packed = "gzip" if piece.path.endswith(".gz") else None
+    tabs = pyarrow.csv.ParseOptions(delimiter="\t") if piece.path.endswith(".tsv") else None
+    return pyarrow.csv.read_csv(
+        pa.input_stream(pa.BufferReader(data), packed),
+        read_options or pyarrow.csv.ReadOptions(use_threads=False),
+        parse_options or tabs,
+        convert_options,
+    )
 
 
-def _json(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
+def _has_names(head: bytes) -> bool:
+    """Return whether a CSV file begins with its names, which are looked for in the first line."""
+    return not head[:1].isspace()
+
+
+def _json(data: bytes, piece: Piece, parse_options: Any = None) -> Any:
     """Read an object in each line, or a list of objects."""
     if not data.strip():
         return None
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
-        return pyarrow.json.read_json(io.BytesIO(data), read_options=read, **options)
+        return pyarrow.json.read_json(io.BytesIO(data), read, parse_options)
     except pa.ArrowInvalid as error:
-        if part:
+        if not piece.whole:
             raise ValueError(f"an object of a part does not end with its line: {error}") from error
         try:
             found = json.loads(data)
@@ -192,92 +172,177 @@ def _json(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any
         return items_to_table(found if isinstance(found, list) else [found])
 
 
-def _text(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
+def _has_objects(head: bytes) -> bool:
+    """Return whether a JSON file has an object in each line, and not a list or one object."""
+    line, end, _ = head.strip().partition(b"\n")
+    return bool(end) and line.startswith(b"{") and line.rstrip().endswith(b"}")
+
+
+def _text(data: bytes, piece: Piece, encoding: str = "utf-8", drop_empty_lines: bool = True) -> Any:
     """Make a row of each line."""
-    lines = data.decode(options.get("encoding", "utf-8")).splitlines()
-    if options.get("drop_empty_lines", True):
-        lines = [line for line in lines if line.strip()]
-    return pa.table({"text": pa.array(lines, pa.string())})
+    lines = data.decode(encoding).splitlines()
+    kept = [line for line in lines if line.strip() or not drop_empty_lines]
+    return pa.table({"text": pa.array(kept, pa.string())})
 
 
-def _bytes(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
+def _bytes(data: bytes, piece: Piece) -> Any:
     """Make a row of each file."""
     return pa.table({"bytes": pa.array([data], pa.binary())})
 
 
-def _image(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
+def _image(data: bytes, piece: Piece, size: Any = None, mode: str | None = None) -> Any:
     """Make a row of each image, decoded by Pillow."""
     from PIL import Image
 
     image: Any = Image.open(io.BytesIO(data))
-    if (size := options.get("size")) is not None:
+    if size is not None:
         height, width = size
         image = image.resize((width, height))
-    if (mode := options.get("mode")) is not None:
-        image = image.convert(mode)
-    return pa.table({"image": column([np.asarray(image)])})
+    return pa.table({"image": column([np.asarray(image.convert(mode) if mode else image)])})
 
 
-def _numpy(data: bytes, path: str, options: Mapping[str, Any], part: bool) -> Any:
+def _numpy(data: bytes, piece: Piece) -> Any:
     """Make a row of each entry of the first axis. Python objects are refused: they are pickled."""
     return pa.table({"data": column(np.atleast_1d(np.load(io.BytesIO(data), allow_pickle=False)))})
 
 
-_PARTS_OF_CSV = ("read_options", "parse_options", "convert_options")
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-CSV = FileKind("ReadCSV", "CSV", _csv, (".csv", ".csv.gz", ".tsv"), _PARTS_OF_CSV, lines=True)
-_NAMES_OF_JSON = (".json", ".jsonl", ".ndjson")
-JSON = FileKind("ReadJSON", "JSON", _json, _NAMES_OF_JSON, ("parse_options",), True, 2)
-TEXT = FileKind("ReadText", "text", _text, None, ("encoding", "drop_empty_lines"), lines=True)
+CSV = FileKind("ReadCSV", "CSV", _csv, (".csv", ".csv.gz", ".tsv"), _has_names)
+JSON = FileKind("ReadJSON", "JSON", _json, (".json", ".jsonl", ".ndjson"), _has_objects, inflates=2)
+TEXT = FileKind("ReadText", "text", _text, lines=bool)
 BINARY = FileKind("ReadBinary", "binary", _bytes)
-IMAGES = FileKind("ReadImage", "image", _image, _PICTURES, ("size", "mode"), inflates=8)
+IMAGES = FileKind("ReadImage", "image", _image, _PICTURES, inflates=8)
 NUMPY = FileKind("ReadNumpy", "NumPy", _numpy, (".npy",))
 
 
 @dataclasses.dataclass(frozen=True)
 class FilesDatasource(Datasource):
-    """Files of a kind."""
+    """Files of a kind.
 
-    rows: FileRows
+    Attributes:
+        filesystem: Of fsspec.
+        options: Of what makes rows of bytes.
+        folders: The columns that paths tell of, and what makes values of their texts.
+        found: Paths and sizes; none in what is read.
+    """
+
+    kind: FileKind
+    filesystem: Any
+    options: Mapping[str, Any]
+    folders: Mapping[str, Callable[[str], Any]]
     found: Sequence[tuple[str, int]]
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.rows.kind.name
+    name: str
+    #: Whether pieces tell how many rows they have.
+    counted: ClassVar[bool] = False
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: parts of large files, small files together."""
-        inflates = self.rows.kind.inflates
+        inflates = self.kind.inflates
         total = sum(size for _, size in self.found) * inflates
         target = max(1, min(wish.target, -(-total // wish.parts)) // inflates)
-        for some in bunched(self.found, operator.itemgetter(1), target):
-            path, size = some[0]
-            if size <= 2 * target or not self.rows.can_be_cut(path):
-                spans = [(each, 0, ENDLESS) for each, _ in some]
-                yield _unit(self.rows, spans, sum(each for _, each in some))
+        files = [(Piece(path), size, size * inflates) for path, size in self.found]
+        return self.cut(files, target, 2 * target, target)
+
+    def cut(
+        self, pieces: Iterable[tuple[Piece, int, int]], together: int, large: int, step: int
+    ) -> Iterator[ReadUnit]:
+        """Yield units of pieces.
+
+        Args:
+            pieces: Each with its weight and its bytes in memory.
+            together: The weight of those that are read together, at most.
+            large: The weight above which one is cut, if it can be.
+            step: The weight of its parts.
+        """
+        for some in bunched(pieces, operator.itemgetter(1), together):
+            piece, weight, size = some[0]
+            source = self.of_parts(piece.path, weight) if weight > large else None
+            if source is None:
+                yield self._unit([each for each, _, _ in some], sum(size for _, _, size in some))
                 continue
-            rows = self.rows.typed(path, size)
-            for start in range(0, size, target):  # a file that is larger is alone
-                stop = ENDLESS if start + target >= size else start + target
-                yield _unit(rows, [(path, start, stop)], target)
+            for start in range(0, weight, step):
+                stop = piece.stop if start + step >= weight else start + step
+                part = piece._replace(start=start, stop=stop)
+                yield source._unit([part], size * min(step, weight - start) // weight)
 
+    def _unit(self, pieces: Iterable[Piece], size: int) -> ReadUnit:
+        rows = sum(piece.stop - piece.start for piece in pieces) if self.counted else None
+        return ReadUnit(FileRows(dataclasses.replace(self, found=()), tuple(pieces)), rows, size)
 
-def _unit(rows: FileRows, spans: Sequence[tuple[str, int, int]], size: int) -> ReadUnit:
-    content = dataclasses.replace(rows, spans=tuple(spans))
-    return ReadUnit(content, size=size * rows.kind.inflates)
+    def of_parts(self, path: str, size: int) -> FilesDatasource | None:
+        """Return what reads parts of a file, each from a line on; None if that can't be.
+
+        Parts of a small CSV file are read with the types of the whole.
+        """
+        if self.kind.lines is None or self.options or path.endswith(".gz"):
+            return None
+        if not self.kind.lines(self.filesystem.head(path, _FIRST)):
+            return None
+        if self.kind != CSV or size > _TYPED:
+            return self
+        try:
+            fields = _csv(self.filesystem.cat_file(path), Piece(path)).schema
+        except pa.ArrowException:  # a task says what is wrong
+            return self
+        types = {field.name: field.type for field in fields if not pa.types.is_null(field.type)}
+        options = {"convert_options": pyarrow.csv.ConvertOptions(column_types=types)}
+        return dataclasses.replace(self, options=options)
+
+    def open(self, path: str) -> Any:
+        """Open a file of which several pieces are read, where that helps."""
+
+    def read(self, file: Any, piece: Piece) -> Iterator[Any]:
+        """Yield the rows of a piece of a file that was opened."""
+        path = piece.path
+        data = self.filesystem.cat_file(path) if piece.whole else self._lines(piece)
+        if data or not piece.start:
+            assert self.kind.table is not None
+            table = self.kind.table(data, piece, **self.options)
+            if table is not None:
+                yield self.beside(table, path)
+
+    def _lines(self, piece: Piece) -> bytes:
+        """Return the lines that begin within a piece, with the names of CSV's columns above."""
+        from fsspec.utils import read_block
+
+        size = None if piece.stop == ENDLESS else piece.stop - piece.start
+        # Filesystems have a method for it that wants files to tell their size, which not all do.
+        with self.filesystem.open(piece.path, "rb") as file:
+            data = bytes(read_block(file, piece.start, size, b"\n"))
+            if data and piece.start and self.kind == CSV:
+                data = read_block(file, 0, 1, b"\n") + data
+        return data
+
+    def beside(self, table: Any, path: str) -> Any:
+        """Return a table of a file with the columns that its path tells of; one there stays."""
+        table = from_file(table)
+        texts = dict(_folders(path))
+        for name, value_of in self.folders.items():
+            text = path if value_of is str else texts.get(name)
+            if text is not None and name not in table.column_names:
+                table = table.append_column(name, pa.repeat(value_of(text), table.num_rows))
+        return table
 
 
 def checked_options(
-    caller: str, given: Mapping[str, Any], known: Iterable[str], named: Iterable[str] = ()
+    caller: str, given: Mapping[str, Any], takers: Iterable[Callable[..., Any]], named: Any = None
 ) -> dict[str, Any]:
     """Return options without those of Ray's that only advise.
 
+    Args:
+        caller: In messages.
+        given: The options.
+        takers: Functions whose arguments with defaults they are.
+        named: A function whose arguments may have been meant, too.
+
     Raises:
-        TypeError: One is not known; the message may suggest arguments that are ``named``.
+        TypeError: One is not known.
     """
     found = {name: value for name, value in given.items() if name not in _ADVICE}
-    for name in found.keys() - set(known):
-        hint = suggestion(name, {*known, *named})
+    parameters = [each for taker in takers for each in inspect.signature(taker).parameters.values()]
+    known = {each.name for each in parameters if each.default is not each.empty}
+    for name in found.keys() - known:
+        hint = suggestion(name, known.union(inspect.signature(named).parameters if named else ()))
         raise TypeError(f"{caller}() has no argument {name!r}.{hint}")
     return found
 
@@ -291,12 +356,8 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
 
     text = os.fspath(path)
     if filesystem is None:
-        bucket = text.removeprefix("s3://anonymous@")
-        found: tuple[Any, str] = (
-            fsspec.core.url_to_fs(text)
-            if bucket == text
-            else fsspec.core.url_to_fs(f"s3://{bucket}", anon=True)
-        )
+        url = text.replace("s3://anonymous@", "s3://", 1)
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url, **{} if url == text else {"anon": True})
         return found
     if isinstance(filesystem, fsspec.AbstractFileSystem):
         return filesystem, filesystem._strip_protocol(text)
@@ -353,35 +414,19 @@ def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[s
     )
 
 
-class PathColumns(NamedTuple):
-    """The columns that paths tell of: folders such as ``year=2024``.
+def folder_columns(
+    files: Iterable[tuple[str, int]], *, path: bool
+) -> dict[str, Callable[[str], Any]]:
+    """Return the columns of folders such as ``year=2024``, and what makes values of their texts.
 
-    Attributes:
-        path: Whether "path" is one.
-        texts: Those that are texts, as one of their values is no whole number.
+    They are numbers where all values are whole. If asked for, the path is one too.
     """
-
-    path: bool = False
-    texts: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, files: Iterable[tuple[str, int]], *, path: bool) -> PathColumns:
-        """Return those of files, given with their sizes."""
-        named = itertools.chain.from_iterable(_folders(each) for each, _ in files)
-        return cls(path, frozenset(name for name, value in named if not value.isdecimal()))
-
-    def beside(self, table: Any, path: str) -> Any:
-        """Return a table of a file with these columns; one that is there stays."""
-        new: dict[str, Any] = {
-            name: urllib.parse.unquote(value) if name in self.texts else int(value)
-            for name, value in _folders(path)
-        }
-        if self.path:
-            new["path"] = path
-        for name, value in new.items():
-            if name not in table.column_names:
-                table = table.append_column(name, pa.repeat(value, table.num_rows))
-        return table
+    found: dict[str, Callable[[str], Any]] = {}
+    for name, value in itertools.chain.from_iterable(_folders(each) for each, _ in files):
+        if not value.isdecimal():
+            found[name] = urllib.parse.unquote
+        found.setdefault(name, int)
+    return {**found, "path": str} if path else found
 
 
 def _folders(path: str) -> list[tuple[str, str]]:
@@ -390,26 +435,26 @@ def _folders(path: str) -> list[tuple[str, str]]:
     return [(name, value) for name, sign, value in parts if sign and name]
 
 
+def _plain(schema: Any) -> Any:
+    """Return a schema without tensors and objects, which go together with anything."""
+    return pa.schema(f for f in schema if not isinstance(f.type, pa.BaseExtensionType))
+
+
 def unified(called: str, found: Sequence[tuple[str, Any]]) -> Any:
     """Return what files, given with their schemas, have together.
 
     Raises:
         DataError: Two do not go together.
     """
-    first_path, schema = found[0]
+    first, schema = found[0]
     for path, other in found[1:]:
-        if other.equals(schema):
-            continue
-        try:
-            schema = pa.unify_schemas([schema, other], promote_options="permissive")
-        except pa.ArrowException as error:
-            raise _apart(called, first_path, path, error) from error
+        if not other.equals(schema):
+            try:
+                schema = pa.unify_schemas([schema, other], promote_options="permissive")
+            except pa.ArrowException as error:
+                text = f"The {called} files {first} and {path} do not go together: {error}"
+                raise DataError(text) from error
     return schema
-
-
-def _apart(called: str, first: str, path: str, why: BaseException | None) -> DataError:
-    """Return the error of two files that do not go together."""
-    return DataError(f"The {called} files {first} and {path} do not go together: {why}")
 
 
 def bunched(items: Iterable[T], weight: Callable[[T], int], most: int) -> Iterator[list[T]]:

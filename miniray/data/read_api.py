@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from miniray.data.batches import check_whole
 from miniray.data.blocks import batch_to_table
@@ -19,13 +20,12 @@ from miniray.data.files import (
     NUMPY,
     TEXT,
     FileKind,
-    FileRows,
     FilesDatasource,
-    PathColumns,
     checked_options,
     find_files,
+    folder_columns,
 )
-from miniray.data.parquet import ParquetDatasource, ParquetRows
+from miniray.data.parquet import PARQUET, ParquetDatasource
 from miniray.data.plan import Read
 from miniray.data.rearranged import drawn
 from miniray.data.sources import (
@@ -42,30 +42,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _seed_of(caller: str, shuffle: Any) -> int | None:
-    if shuffle not in (None, "files"):
-        raise ValueError(f"{caller}(shuffle={shuffle!r}) must be 'files' or None.")
-    return drawn(caller, None) if shuffle else None
-
-
 def _of_units(units: Sequence[ReadUnit], name: str, schema: Any = None) -> Dataset:
     return Dataset(Read(UnitsDatasource(units, schema, name=name)))
 
 
+def _numbers(caller: str, n: Any, shape: Sequence[int] | None, options: Any) -> Dataset:
+    checked_options(caller, options, ())
+    n = check_whole(caller, "n", n, 0)
+    numbers = Numbers(n, None if shape is None else tuple(shape))
+    schema = next(numbers.tables(0, 0)).schema
+    return _of_units([ReadUnit(numbers, n, n * 8 * math.prod(shape or (1,)))], "ReadRange", schema)
+
+
 def range(n: int, **options: Any) -> Dataset:
     """Return the numbers from 0 up to, without, n, in the column "id"."""
-    checked_options("range", options, ())
-    n = check_whole("range", "n", n, 0)
-    schema = pa.schema([("id", pa.int64())])
-    return _of_units([Numbers(n).unit], "ReadRange", schema)
+    return _numbers("range", n, None, options)
 
 
 def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Dataset:
     """Return n tensors of a shape in the column "data", each filled with its number."""
-    checked_options("range_tensor", options, ())
-    n = check_whole("range_tensor", "n", n, 0)
-    schema = pa.schema([("data", pa.fixed_shape_tensor(pa.int64(), shape))])
-    return _of_units([Numbers(n, tuple(shape)).unit], "ReadRange", schema)
+    return _numbers("range_tensor", n, shape, options)
 
 
 def from_items(items: Sequence[Any], **options: Any) -> Dataset:
@@ -139,63 +135,58 @@ def from_huggingface(dataset: Any) -> Dataset:
 
 def must_be_decoded(feature: Any) -> bool:
     """Return whether values of a Hugging Face feature, as images, are not what Arrow holds."""
-    if hasattr(feature, "decode_example"):
-        return True
-    if isinstance(feature, dict):
-        return any(must_be_decoded(inner) for inner in feature.values())
-    if isinstance(feature, list | tuple):
-        return any(must_be_decoded(inner) for inner in feature)
-    inner = getattr(feature, "feature", None)
-    return inner is not None and must_be_decoded(inner)
+    inner = feature.values() if isinstance(feature, dict) else feature
+    if not isinstance(feature, dict | list | tuple):
+        inner = [feature.feature] if hasattr(feature, "feature") else []
+    return hasattr(feature, "decode_example") or any(map(must_be_decoded, inner))
 
 
-def read_parquet(
+def _read(
+    caller: str,
+    kind: FileKind,
     paths: Any,
     *,
     filesystem: Any = None,
-    columns: Sequence[str] | None = None,
-    filter: Any = None,
     include_paths: bool = False,
     shuffle: str | None = None,
     **options: Any,
+) -> Read:
+    found = checked_options(caller, options, filter(None, [kind.table]), _read)
+    found = {name: value for name, value in found.items() if value is not None}
+    if shuffle not in (None, "files"):
+        raise ValueError(f"{caller}(shuffle={shuffle!r}) must be 'files' or None.")
+    fs, files = find_files(paths, filesystem, kind.extensions, kind.called)
+    source = ParquetDatasource if kind is PARQUET else FilesDatasource
+    columns = folder_columns(files, path=include_paths)
+    read = source(kind, fs, found, columns, files, kind.name)
+    return Read(read, drawn(caller, None) if shuffle else None)
+
+
+def read_parquet(
+    paths: Any, *, columns: str | Sequence[str] | None = None, filter: Any = None, **options: Any
 ) -> Dataset:
     """Read Parquet files.
 
     Args:
         paths: A path or several: files, folders or patterns, local or as URLs. Folders named
             ``key=value`` become columns, of numbers where all values are whole numbers.
-        filesystem: Of fsspec or pyarrow. Default: it follows from the paths.
         columns: Read only these; as ``select_columns``.
         filter: An expression; as ``filter(expr=)``.
-        include_paths: Add the column "path".
-        shuffle: "files": read the units in a random order.
-        **options: Arguments of Ray that only advise, such as ``override_num_blocks``.
+        **options: ``filesystem``, of fsspec or pyarrow; by default it follows from the paths.
+            ``include_paths=True``: add the column "path". ``shuffle="files"``: read the units in a
+            random order. Arguments of Ray that only advise, such as ``override_num_blocks``.
 
     Raises:
         FileNotFoundError: There is no file at a path.
         ValueError: A column is not there.
     """
-    checked_options("read_parquet", options, ())
-    found, files = find_files(paths, filesystem, [".parquet", ".pq"], "Parquet")
-    source = ParquetDatasource(
-        files, ParquetRows(found, paths=PathColumns.of(files, path=include_paths))
-    )
+    read = _read("read_parquet", PARQUET, paths, **options)
+    assert isinstance(read.source, ParquetDatasource)
     if columns is not None:
-        names = [columns] if isinstance(columns, str) else columns
-        source = source.selected([*names, *(["path"] if include_paths else [])])
-    dataset = Dataset(Read(source, _seed_of("read_parquet", shuffle)))
-    return dataset if filter is None else dataset.filter(expr=filter)
-
-
-def _read(caller: str, kind: FileKind, paths: Any, options: dict[str, Any]) -> Dataset:
-    known = (*kind.options, "filesystem", "include_paths", "shuffle")
-    found = checked_options(caller, options, known)
-    found = {name: value for name, value in found.items() if value is not None}
-    seed = _seed_of(caller, found.pop("shuffle", None))
-    paths_too = found.pop("include_paths", False)
-    fs, files = find_files(paths, found.pop("filesystem", None), kind.extensions, kind.called)
-    rows = FileRows(kind, fs, found, PathColumns.of(files, path=paths_too))
-    return Dataset(Read(FilesDatasource(rows, files), seed))
+        names = [columns] if isinstance(columns, str) else list(columns)
+        names += ["path"] if options.get("include_paths") else []
+        read = dataclasses.replace(read, source=read.source.selected(names))
+    return Dataset(read) if filter is None else Dataset(read).filter(expr=filter)
 
 
 def read_csv(paths: Any, **options: Any) -> Dataset:
@@ -205,7 +196,7 @@ def read_csv(paths: Any, **options: Any) -> Dataset:
     ``read_options``, ``parse_options`` or ``convert_options`` of ``pyarrow.csv``, each file is read
     by one task. Values with line breaks need ``ParseOptions(newlines_in_values=True)``.
     """
-    return _read("read_csv", CSV, paths, options)
+    return Dataset(_read("read_csv", CSV, paths, **options))
 
 
 def read_json(paths: Any, *, lines: bool | None = None, **options: Any) -> Dataset:
@@ -214,7 +205,7 @@ def read_json(paths: Any, *, lines: bool | None = None, **options: Any) -> Datas
     Arguments are as of ``read_csv``, but only ``parse_options`` of ``pyarrow.json``. ``lines`` is
     accepted as in Ray: which of both it is can be seen.
     """
-    return _read("read_json", JSON, paths, options)
+    return Dataset(_read("read_json", JSON, paths, **options))
 
 
 def read_text(paths: Any, **options: Any) -> Dataset:
@@ -223,7 +214,7 @@ def read_text(paths: Any, **options: Any) -> Dataset:
     Further arguments are ``encoding`` ("utf-8"), ``drop_empty_lines`` (True), and those of
     ``read_parquet`` but for ``columns`` and ``filter``; so they are for what follows here.
     """
-    return _read("read_text", TEXT, paths, options)
+    return Dataset(_read("read_text", TEXT, paths, **options))
 
 
 def read_images(paths: Any, **options: Any) -> Dataset:
@@ -235,14 +226,14 @@ def read_images(paths: Any, **options: Any) -> Dataset:
     size = options.get("size")
     if size is not None and np.shape(size) != (2,):
         raise ValueError(f"read_images(size={size!r}) must be (height, width), in pixels.")
-    return _read("read_images", IMAGES, paths, options)
+    return Dataset(_read("read_images", IMAGES, paths, **options))
 
 
 def read_numpy(paths: Any, **options: Any) -> Dataset:
     """Read ``.npy`` files: a row in the column "data" for each entry of the first axis."""
-    return _read("read_numpy", NUMPY, paths, options)
+    return Dataset(_read("read_numpy", NUMPY, paths, **options))
 
 
 def read_binary_files(paths: Any, **options: Any) -> Dataset:
     """Read each file as a row, with its contents in the column "bytes"."""
-    return _read("read_binary_files", BINARY, paths, options)
+    return Dataset(_read("read_binary_files", BINARY, paths, **options))

@@ -96,29 +96,29 @@ class ReadUnit:
 
     def read(self, *values: Any) -> Iterator[Any]:
         """Yield the rows as tables, given the values of ``refs``."""
-        return self.content.tables(self.start, self._stop, *values)
+        return self.content.tables(self.start, self.start + self._most, *values)
 
     def take(self, numbers: Iterable[Any], *values: Any) -> Iterator[Any]:
         """Yield rows by their numbers within the unit: a table for each array of these."""
-        return self.content.take(self.start, self._stop, numbers, *values)
+        return self.content.take(self.start, self.start + self._most, numbers, *values)
 
     @property
-    def _stop(self) -> int:
-        return self.start + (self.most if self.rows is None else self.rows)
+    def _most(self) -> int:
+        return self.most if self.rows is None else self.rows
 
     def part(self, start: int, stop: int) -> ReadUnit:
-        """Return a unit of some of its rows; ``stop`` may be behind the last one."""
-        first = self.start + start
-        changes: dict[str, Any] = {"start": first, "whole": False, "key": None, "place": None}
+        """Return a unit of some of its rows, or itself; ``stop`` may be behind the last one."""
+        if start == 0 and stop >= self._most:
+            return self
+        first, rows = self.start + start, max(0, min(stop, self._most) - start)
+        part = dataclasses.replace(self, start=first, whole=False, key=None, place=None)
         if self.rows is None:
-            return dataclasses.replace(self, most=min(stop, self.most) - start, **changes)
-        rows = max(0, min(stop, self.rows) - start)
-        changes["whole"] = self.whole and rows == self.rows
-        size = self.size * rows // max(self.rows, 1)
+            return dataclasses.replace(part, most=rows)
         if self.table is not None and isinstance(self.content, BlockRows):  # it goes with a task
-            changes["refs"] = (self.table.slice(first - self.content.first, rows),)
-            changes["content"] = dataclasses.replace(self.content, first=first)
-        return dataclasses.replace(self, rows=rows, size=size, **changes)
+            table = self.table.slice(first - self.content.first, rows)
+            content = dataclasses.replace(self.content, first=first)
+            part = dataclasses.replace(part, content=content, refs=(table,))
+        return dataclasses.replace(part, rows=rows, size=self.size * rows // max(self.rows, 1))
 
     @property
     def table(self) -> Any:
@@ -130,9 +130,7 @@ class ReadUnit:
         """Return the values of ``refs``."""
         from miniray.api import get
 
-        refs = [each for each in self.refs if not isinstance(each, pa.Table)]
-        got = iter(get(refs) if refs else ())
-        return [each if isinstance(each, pa.Table) else next(got) for each in self.refs]
+        return [each if isinstance(each, pa.Table) else get(each) for each in self.refs]
 
     def bare(self) -> ReadUnit:
         """Return the unit without its refs, which are arguments of the task beside it."""
@@ -210,9 +208,6 @@ class Datasource(abc.ABC):
         """Return the number of rows if it is known without reading them, else None."""
         return None
 
-    def files(self) -> list[str]:
-        return [path for path, _ in self.found]
-
     def selected(self, columns: Sequence[str]) -> Datasource | None:
         """Return a source that reads these columns only; None if it can't."""
         return None
@@ -236,23 +231,14 @@ class Numbers(Content):
     def label(self) -> str:
         return f"range(0, {self.count})"
 
-    @property
-    def _width(self) -> int:
-        return int(np.prod(self.shape or (1,)))
-
-    @property
-    def unit(self) -> ReadUnit:
-        """A unit of all of them."""
-        return ReadUnit(self, self.count, self.count * 8 * self._width)
-
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        step = max(1, _TOGETHER // max(1, self._width))
+        ones: Any = np.ones(self.shape or (), dtype=np.int64)
+        step = max(1, _TOGETHER // max(1, ones.size))
         for low in range(start, stop, step) or (start,):  # of no rows too there are columns
             numbers: Any = np.arange(low, min(low + step, stop))
             if self.shape is None:
                 yield pa.table({"id": numbers})
             else:
-                ones: Any = np.ones(self.shape, dtype=np.int64)
                 yield pa.table({"data": column(np.multiply.outer(numbers, ones))})
 
 
@@ -282,7 +268,7 @@ def items_to_table(items: Iterable[Any]) -> Any:
 class BlockRows(Content):
     """Rows of a table, in the object store or in this process, of which the first has a number."""
 
-    name: str = "a block"
+    label: str = "a block"
     first: int = 0
     made = True
 
@@ -291,10 +277,6 @@ class BlockRows(Content):
         """Return all rows of a table of this process, which travels with a task."""
         content, rows = cls("a table", first), table.num_rows
         return ReadUnit(content, rows, table.nbytes, (table,), start=first, key=key)
-
-    @property
-    def label(self) -> str:
-        return self.name
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
         yield batch_to_table(values[0]).slice(start - self.first, stop - start)
@@ -312,13 +294,11 @@ class UnitsDatasource(Datasource):
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield the units, cut where more or smaller ones are wanted; blocks for functions only."""
         rows = self.count()
-        step = wish.rows_each(rows, sum(unit.size for unit in self.parts)) if rows else 0
+        step = wish.rows_each(rows, sum(unit.size for unit in self.parts)) if rows else ENDLESS
         blocks = self.made and wish.parts <= 1
         for unit in [unit for unit in self.parts if unit.rows != 0] or self.parts[:1]:
-            if not step or not unit.rows or unit.rows <= step or (blocks and unit.table is None):
-                yield unit
-            else:
-                yield from (unit.part(low, low + step) for low in range(0, unit.rows, step))
+            each = ENDLESS if blocks and unit.table is None else step
+            yield from (unit.part(low, low + each) for low in range(0, unit.rows or 1, each))
 
     @property
     def made(self) -> bool:  # type: ignore[override]
@@ -339,4 +319,4 @@ class UnitsDatasource(Datasource):
 def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:
     """Return the units, or parts of them, of a range of rows."""
     found = overlapping(units, lambda unit: unit.rows or 0, start, stop)
-    return [unit if high - low == unit.rows else unit.part(low, high) for unit, low, high in found]
+    return [unit.part(low, high) for unit, low, high in found]

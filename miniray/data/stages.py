@@ -277,5 +277,5 @@ class StageCalls:
 
 def _total(stage: Stage) -> int | None:
     """Return the rows that will come out, if that costs nothing to know."""
-    files = any(isinstance(each, Read) and each.source.files() for each in walk(stage))
+    files = any(isinstance(each, Read) and each.source.found for each in walk(stage))
     return None if files or not stage.inputs else count_of(stage)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import io
+import itertools
 import json
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -68,17 +68,14 @@ class Writer(Transform):
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Write each table, and yield what was written."""
-        number = 0
-        for table in tables:
-            if not table.num_rows:
-                continue
+        numbers = itertools.count()
+        for table in filter(len, tables):
             with told(self.name, where):
                 for folder, part in self._partitioned(table):
                     for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
-                        place = f"{self.first + where.index:06d}-{number:06d}{self.token}"
+                        place = f"{self.first + where.index:06d}-{next(numbers):06d}{self.token}"
                         self._store(folder, f"{place}.{self.kind}", self._file(rows, where))
-                        number += 1
-            yield pa.table({"rows": [table.num_rows]})
+            yield pa.table({"rows": [len(table)]})
 
     def _partitioned(self, table: Any) -> Iterator[tuple[str, Any]]:
         if not self.partition_cols:
@@ -97,10 +94,8 @@ class Writer(Transform):
     def _file(self, table: Any, where: Where) -> bytes:
         """Return the contents of the file for a table; an image is for one of a single row."""
         sink = io.BytesIO()
-        values: Any = None
         if self.column:
             check_columns(f"{self.name}: {where.label}", [self.column], table)
-            values = to_numpy(table.column(self.column))
         elif pickled := [field.name for field in table.schema if isinstance(field.type, Pickled)]:
             raise DataError(
                 f"{self.name}: the column {pickled[0]!r} has Python objects, which files can't "
@@ -112,11 +107,12 @@ class Writer(Transform):
             for row in table_to_rows(table):
                 sink.write(json.dumps(row, default=_plain, **self.options).encode() + b"\n")
         elif self.kind == "npy":
-            np.save(sink, values, allow_pickle=False)
+            np.save(sink, to_numpy(table.column(self.column)), allow_pickle=False)
         else:
             from PIL import Image
 
-            Image.fromarray(values[0]).save(sink, format=self.kind.replace("jpg", "jpeg"))
+            (image,) = to_numpy(table.column(self.column))
+            Image.fromarray(image).save(sink, format=self.kind.replace("jpg", "jpeg"))
         return sink.getvalue()
 
     def _store(self, folder: str, name: str, data: bytes) -> None:
@@ -159,8 +155,7 @@ def write(
     mode = str(getattr(mode, "value", mode)).lower()
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
-    names = {name for each in _OPTIONS.get(kind, ()) for name in inspect.signature(each).parameters}
-    further = checked_options(caller, options, names, inspect.signature(write).parameters)
+    further = checked_options(caller, options, _OPTIONS.get(kind, ()), write)
     fs, folder = resolve(path, filesystem)
     there = list(fs.find(folder)) if fs.exists(folder) else []
     if there and mode == "create":
@@ -177,8 +172,7 @@ def write(
     writer = Writer(name, kind, fs, folder.rstrip("/"), first, token, column, columns, further)
     below = dataset._plan
     if min_rows_per_file is not None:
-        rows = check_whole(caller, "min_rows_per_file", min_rows_per_file, 1)
-        below = Regroup((below,), rows)
+        below = Regroup((below,), check_whole(caller, "min_rows_per_file", min_rows_per_file, 1))
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Stage((below,), (writer,)), ordered=False):
         pass
