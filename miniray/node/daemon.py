@@ -22,11 +22,10 @@ from miniray.node.code_cache import CodeRequests
 from miniray.node.membership import Membership, WorkerNotices, attached
 from miniray.node.metrics import DeviceUse, NodeMetrics
 from miniray.node.objects.objects import SharedObjects
-from miniray.node.output_router import OutputRouter
 from miniray.node.probes import Probes
 from miniray.node.relay.questions import Questions
 from miniray.node.relay.relay import NodeRequests, RelayHub
-from miniray.node.traffic import Traffic
+from miniray.node.traffic import OutputRouter, Traffic
 from miniray.node.web_door import WebDoor
 from miniray.node.workers.process_names import MemoryKills, ProcessNames
 from miniray.node.workers.workers import WorkerPool

@@ -11,10 +11,10 @@ import pytest
 
 from miniray.common.config import config
 from miniray.common.log_lines import LogLine
-from miniray.node.output_router import OutputRouter
 from miniray.node.relay import relayed as r
 from miniray.node.relay.questions import Told
 from miniray.node.relay.relayed import Relayed
+from miniray.node.traffic import OutputRouter
 
 NODE, FAR, JOB = b"node-one", b"node-far", b"a-driver"
 
