@@ -1,4 +1,4 @@
-"""What a node tells a head that it comes back to."""
+"""What a node tells a head that it comes back to, and what workers may tell their node."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from miniray._proto import head_pb2
 from miniray.common.specs import Allocation, CommandSpec, JobSpec
-from miniray.node.membership import Membership
+from miniray.messages.plain import Arguments
+from miniray.node.membership import Membership, WorkerNotices
 from miniray.node.workers.worker import NodeLease, Worker
 
 
@@ -56,3 +59,23 @@ def test_the_next_head_is_told_which_commands_have_started() -> None:
     asyncio.run(Membership(**parts).rejoin(1.0))
     started = [message.lease_started for message in head.news]
     assert [(each.lease, each.pid) for each in started] == [(1, 77)]
+
+
+def test_a_worker_that_leaves_has_the_usual_time_for_it_and_cannot_ask_for_another() -> None:
+    given: list[Any] = []
+
+    def kill_later(worker: str, grace: float | None = None) -> None:
+        given.append((worker, grace))
+
+    ends = SimpleNamespace(finishing=None, kill_later=kill_later)
+    pool: Any = SimpleNamespace(ready=None, ends=ends, workers={b"w": "its worker"})
+    clients: Any = SimpleNamespace(notices={})
+    head: Any = None
+    WorkerNotices(clients, pool, head)
+    leaving = clients.notices["leaving"]
+    Arguments(leaving, 1).check(())
+    leaving(SimpleNamespace(process_id=b"w"))
+    leaving(SimpleNamespace(process_id=b"a driver"))
+    assert given == [("its worker", None)]
+    with pytest.raises(ValueError, match="1 arguments were given"):
+        Arguments(leaving, 1).check((1e9,))
