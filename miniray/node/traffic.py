@@ -89,7 +89,7 @@ class Traffic:
         if self.adopted.speaks_for(to):  # though the process may still run, on its way out
             self.adopted.answer(from_node, sender, to, bodies)
             left = self.adopted.speaks_for(to) or self.names.runs(to) or to == self.node_id
-            if not left:  # nobody holds anything of it any more
+            if not left:  # none of its objects is held any more
                 self.ended_here(to)
         elif client is not None:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))

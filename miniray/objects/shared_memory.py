@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from miniray.values.serialization import Serialized
     from miniray.wire.node_link import NodeLink
 
-#: Segments that stay mapped although nobody uses them, and those known to have been read once.
+#: Segments that stay mapped although they are not in use, and those known to have been read once.
 _KEPT = 16
 _REMEMBERED = 256
 #: Part of the time that a process which writes into a full store may look for garbage of its own.

@@ -45,7 +45,7 @@ _Mapped = tuple[tuple[int, int, int], int]
 #: (segment, memory or ON_DISK), and the descriptor to write to or -1.
 _Created = tuple[tuple[int, int], int]
 
-#: What a process asks room for: size, form, owner and the owner's node.
+#: What a process needs memory for: size, form, owner and the owner's node.
 _Value = tuple[int, int, bytes, bytes]
 
 #: The answer that a value is here.
@@ -112,7 +112,7 @@ class NodeObjects:
         if segment.home and not segment.freed:
             wrote = Relayed(notice=r.WROTE, items=(number, segment.owner))
             if not self.relay.send(segment.home, wrote):
-                self.store.free(number)  # nobody will: its owner went with its node
+                self.store.free(number)  # its owner, which would, went with its node
 
     def discard(self, number: int) -> None:
         """Free a segment that does not get its value."""
@@ -156,7 +156,7 @@ class NodeObjects:
 
         Raises:
             ObjectLostError: it is gone, or the process has withdrawn.
-            ObjectStoreFullError: there is no room for it.
+            ObjectStoreFullError: there is no memory for it.
         """
         local = self._local(key)
         if local is not None:
@@ -247,7 +247,7 @@ class NodeObjects:
         home = b"" if owner_node == self.node_id else owner_node
         segment = self.store.create(size, form, owner, process, room, home)
         if not home and not self._runs(owner):
-            self.store.free(segment.number)  # nobody will: its owner has ended
+            self.store.free(segment.number)  # its owner, which would, has ended
         memory = segment.memory
         if memory is None:
             return (segment.number, ON_DISK), segment.fd

@@ -1,9 +1,9 @@
 """Where each large value is that a process of this node owns: one entry for each.
 
-An entry is made when the value is written on another node, or first asked for from there. Daemons
-that want the value ask for a node to copy it from, tell when they have it, and ask again when that
-node fails. When the owner frees the value, or ends, all of them are told. A node that dies is taken
-out of all entries. The key of a value never changes, whichever nodes have it.
+An entry is made when a value is written on another node, or when another node first asks for it.
+Daemons that want the value ask for a node to copy it from, report when they have it, and ask again
+when that node fails. When the owner frees the value, or ends, all of them are notified. A node that
+dies is taken out of all entries. The key of a value never changes, whichever nodes have it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FANOUT = 2
 
 
 class SpreadTree:
-    """The nodes that have one value, or are getting it, and who copies from whom. Pure.
+    """The nodes that have one value, or are getting it, and which copies from which. Pure.
 
     Every node serves two others, and more only if there is nobody else to ask; those that are still
     getting a copy serve too. A node that gave up is named until it has refused somebody.
@@ -37,11 +37,11 @@ class SpreadTree:
 
     def __init__(self, source: bytes) -> None:
         self._source = source
-        #: Every node that may have the value: they are told when it is freed.
+        #: Every node that may have the value: all are notified when it is freed.
         self.nodes: set[bytes] = {source}
         #: From whom each node copies that does at present.
         self._parents: dict[bytes, bytes] = {}
-        #: Nodes that may be named to others: the source, and whoever has a copy or gets one.
+        #: Nodes that may be named to others: the source, and those that have a copy or get one.
         self._serves: dict[bytes, None] = {source: None}
         self._whole: set[bytes] = {source}
 
@@ -124,7 +124,7 @@ class SpreadTree:
         self._leave(node)
 
     def node_died(self, node: bytes) -> None:
-        """Forget a node; who copied from it will come back."""
+        """Forget a node; those that copied from it ask again."""
         self._leave(node)
         self._retire(node)
         self.nodes.discard(node)
@@ -165,7 +165,7 @@ class Directory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    # --- holders -----------------------------------------------------------------------
+    # --- holders ------------------------------------------------------------------
     def _wrote(self, node_id: bytes, number: int, owner: bytes) -> None:
         """Enter a value that was written on another node for a process of this one."""
         key = (node_id, number, self.node_id)
@@ -243,7 +243,7 @@ class Directory:
                 found.setdefault(entry.owner, []).append(segment_of(key))
         return found
 
-    # --- who owns a value --------------------------------------------------------------
+    # --- owners -------------------------------------------------------------------
     def adopt(self, key: Key) -> None:
         """Have this daemon own a value of a process of this node."""
         node_id, number, _home = key
@@ -282,7 +282,7 @@ class Directory:
         for key in list(self._by_owner.get(process_id, ())):
             self.free(key)
 
-    # --- other nodes -------------------------------------------------------------------
+    # --- other nodes --------------------------------------------------------------
     def node_died(self, node_id: bytes) -> None:
         """Take a node that is gone out of all entries."""
         for entry in self._entries.values():

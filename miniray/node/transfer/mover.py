@@ -1,13 +1,13 @@
 """The mover: a process beside the daemon that carries large values between nodes.
 
-The daemons agree over gRPC on who copies what from whom; the bytes go from mover to mover, out of
-and into shared memory: over a socket of their own or, within a machine, out of the memory that one
-shows the other. So no event loop waits behind a gigabyte, and the kernel can prefer calls to it:
-movers run at a lower priority. Nothing is decided here.
+The daemons agree over gRPC on which node copies what from which; the bytes go from mover to mover,
+out of and into shared memory: over a socket of their own or, within a machine, out of the memory
+that one shows the other. So no event loop waits behind a gigabyte, and the kernel can prefer calls
+to it: movers run at a lower priority. Nothing is decided here.
 
 `Sends` gives values to the movers of other nodes; `Receives` fetches values from them. Both work in
-threads. Their daemon opens each value that is asked for, and is told of the end. The connections,
-and the bytes on them, are in ``moving.py``.
+threads. Their daemon opens each value that is asked for, and gets a message at the end. The
+connections, and the bytes on them, are in ``moving.py``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ IDLE = 30.0
 _CONNECT_WITHIN = 3.0
 #: Connections to one node that are kept for the next value.
 _KEPT = 4
-#: Seconds after which the daemon is told again how much has come.
+#: Seconds between two reports to the daemon of how much has come.
 _TELL_EVERY = 0.1
 #: How nice movers are: they get a third of the processor time where another process wants it too,
 #: and a process that wakes for a call runs at once.
@@ -90,7 +90,7 @@ def hear_no_more(sock: socket.socket) -> None:
     if not isinstance(sock, ssl.SSLSocket):
         _shut(sock, socket.SHUT_RD)
         return
-    # Closed with a reset: the other end may wait for this one to make room for more.
+    # Closed with a reset: the other end may wait until this one reads more.
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     _shut(sock, socket.SHUT_RDWR)
@@ -193,7 +193,7 @@ class Receives:
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
-        #: For other machines; None if there is nobody to trust.
+        #: For other machines; None in a cluster of one machine.
         self.context: ssl.SSLContext | None = None
         self._lock = threading.Lock()
         self._jobs: dict[int, _Job] = {}
@@ -210,7 +210,7 @@ class Receives:
         run = threading.Thread(target=self._run, args=(job, target), daemon=True)
         try:
             run.start()
-        except RuntimeError as error:  # the machine has no room for another thread
+        except RuntimeError as error:  # the machine cannot run another thread
             self._end(job, str(error))
 
     def stop(self, number: int) -> None:
@@ -237,7 +237,7 @@ class Receives:
         reason, refused = "", False
         try:
             self._receive(job, target)
-        except Exception as error:  # noqa: BLE001 - the daemon is told
+        except Exception as error:  # noqa: BLE001 - the daemon gets it
             reason, refused = str(error) or type(error).__name__, isinstance(error, NotThereError)
         self._end(job, reason, refused=refused)
 
@@ -351,7 +351,7 @@ class Receives:
         sock.close()
 
 
-# --- the process -----------------------------------------------------------------------------
+# --- the process ------------------------------------------------------------------------------
 class Mover:
     """Serve a daemon until it is gone."""
 
@@ -385,7 +385,7 @@ class Mover:
         with contextlib.suppress(OSError):  # the daemon is gone, which ends this process
             self._control.send(marshal.dumps(message))
 
-    # --- what the daemon wants -----------------------------------------------------------
+    # --- what the daemon wants ----------------------------------------------------
     def _opened(self, fds: list[int], number: int, offset: int, size: int, job: int) -> None:
         """Give a value to the node that asks for it; what a job still receives, as it comes."""
         filling = self._fetches.filling(job)
@@ -404,7 +404,7 @@ class Mover:
         else:
             self._tell("ended", number, "no descriptors are left", False)
 
-    # --- who knocks ------------------------------------------------------------------------
+    # --- connections of other movers ----------------------------------------------
     def _listen(self, fds: list[int], known: tuple[bytes, bytes, bytes] | None) -> None:
         """Answer at a Unix socket and, if there is a network, at a port with TLS."""
         contexts: list[ssl.SSLContext | None] = [None]

@@ -86,7 +86,7 @@ class Move:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
-            self.ended.exception()  # it may be that nobody asks
+            self.ended.exception()  # it may never be awaited
 
     async def whole(self) -> None:
         """Wait until all of it is here.
@@ -137,7 +137,7 @@ class _Process:
 
     def _cannot_send(self, error: OSError) -> None:
         logger.warning("the process that moves large values is out of reach: %s", error)
-        self._kill()  # nobody is to wait for an answer to that
+        self._kill()  # its requesters must not wait for an answer
 
     def ask(self, *message: Any) -> None:
         """Send a message that the mover has to answer; kill it if it stops answering.

@@ -1,4 +1,4 @@
-"""Connections between movers: who may open one, and the bytes of values over it.
+"""Connections between movers: which are accepted, and the bytes of values over them.
 
 A connection carries one value after another: its key and the offset to begin at go one way, its
 bytes or where they are come back, and one byte more says that all of them were read. ``Door`` lets
@@ -7,7 +7,7 @@ of a value, between a socket and shared memory, in blocking calls.
 
 Through TLS the bytes go. Within a machine the sender shows its memory, and the other end copies it:
 over the socket go a descriptor of that memory and how much of the value is there. Of one that is
-still on its way the other end asks for more when it has copied that, so nobody wakes for what is
+still on its way the other end asks for more when it has copied that, so no thread wakes for what is
 not needed yet. A byte is copied once, by the one process that wants it, which is half the work of
 sending it through the socket. The sender keeps the memory as it is until the other end has said
 that it has read all of it, or has left.
@@ -52,10 +52,10 @@ PIECE = 256 << 10
 _THERE = struct.Struct("!Q")
 #: What the other end says when it has copied that.
 _MORE = b"\2"
-#: Bytes of what is on its way that the other end is told of at a time. Less would wake two threads
-#: more often; more would keep a row of nodes from working at once.
+#: Bytes of what is on its way that are shown to the other end at a time. Less would wake two
+#: threads more often; more would keep a row of nodes from working at once.
 _SHOWN_STEP = 4 << 20
-#: Bytes after which others are told of them.
+#: Bytes after which a part is reported.
 _PART = 1 << 20
 _F_SETPIPE_SZ = 1031
 #: Bytes that are sent at a time of what is still on its way here.
@@ -64,13 +64,13 @@ _STEP = 1 << 20
 _GONE_AFTER = 20_000
 #: Seconds that a connection has to prove itself and to name a value.
 HELLO_WITHIN = 10.0
-#: Connections that may be about it at the same time.
+#: Connections that may be doing so at a time.
 MOST = 64
 #: Seconds to wait before a connection is accepted again when descriptors have run out.
 _ACCEPT_AGAIN = 0.1
 
 
-# --- who may open a connection ----------------------------------------------------------------
+# --- accepting connections --------------------------------------------------------------------
 def watch_network(sock: socket.socket) -> None:
     """Set options by which a machine that vanished is noticed."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -135,7 +135,7 @@ class Door:
             wait = None if earliest is None else max(0, earliest.deadline - time.monotonic())
             for key, _ in self._selector.select(wait):
                 if isinstance(key.data, _Visitor):
-                    if key.data in self._visitors:  # it may just have made room for another one
+                    if key.data in self._visitors:  # a newer one may have taken its place
                         self._hear(key.data)
                 elif not self._over:
                     self._let_in(key.fileobj, key.data)
@@ -241,7 +241,7 @@ class Filling:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        #: Where somebody is to be woken; waking takes as long as copying 100 KB.
+        #: The offset at which a waiter wakes; waking takes as long as copying 100 KB.
         self._wanted = math.inf
         self._ended = False
         self._moved = threading.Condition()
@@ -275,7 +275,7 @@ class Filling:
         woken = True
         with self._moved:
             while not self._ended:
-                # Before it is known whether it is there: who fills looks at this after that.
+                # Before the look at the offset, as the thread that fills looks here after it.
                 self._wanted = min(self._wanted, offset + step)
                 if self.offset >= offset + (step if woken else 1):
                     break
@@ -285,7 +285,7 @@ class Filling:
             return self.offset
 
 
-# --- the value ----------------------------------------------------------------------------------
+# --- the value --------------------------------------------------------------------------------
 def send(
     sock: socket.socket,
     fd: int,
@@ -311,7 +311,7 @@ def send(
     if not isinstance(sock, ssl.SSLSocket):
         show(sock, fd, size, filling)
         return
-    # It is unmapped when nobody refers to it: an error keeps the part that could not be sent.
+    # It is unmapped with its last reference: an error keeps the part that could not be sent.
     view = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ))
     while offset < size:
         end = size if filling is None else filling.beyond(offset, _STEP)
@@ -362,7 +362,7 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
         written += os.pwrite(fd, memoryview(data)[written:], offset + written)
 
 
-# --- within a machine ---------------------------------------------------------------------------
+# --- within a machine -------------------------------------------------------------------------
 def show(sock: socket.socket, fd: int, size: int, filling: Filling | None) -> None:
     """Show memory to the other end; of what is being filled, say how much is there when asked.
 

@@ -1,8 +1,8 @@
 """Values on their way from this node to others: its own, and copies of other nodes' values.
 
-The node of a value's owner decides who copies from whom (``directory.py``) and sends those that it
-does not serve itself to one that does. What is still arriving here is passed on as it comes. A
-value that fits into one piece goes with the answer, to everybody at once.
+The node of a value's owner decides which node copies from which (``directory.py``) and sends those
+that it does not serve itself to one that does. What is still arriving here is passed on as it
+comes. A value that fits into one piece goes with the answer, to everybody at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Arriving:
     """A copy that is on its way to this node; what has come can be passed on already."""
 
     def __init__(self) -> None:
-        #: None until there is room for it; nothing is asked of its node before.
+        #: None until it has memory; nothing is asked of its node before.
         self.segment: Segment | None = None
         #: Bytes that are here.
         self.offset = 0
@@ -128,7 +128,7 @@ class Serving:
     #: Reads values that are on disk.
     spilling: Spilling
     requests: dataclasses.InitVar[NodeRequests]
-    #: Knows who has the values that processes of this node own.
+    #: Has the nodes of the values that processes of this node own.
     directory: Directory
     #: Of other nodes' values, and the store that they are in.
     copies: Copies
@@ -152,7 +152,7 @@ class Serving:
         """Return the size of each table; all are empty when no value is in use."""
         return {"answers": len(self._answers)}
 
-    # --- who is served -----------------------------------------------------------
+    # --- requests -----------------------------------------------------------------
     def _fetch(
         self,
         asked: NodeRequest,
@@ -224,7 +224,7 @@ class Serving:
         address = self.mover.address() if by_mover and segment.in_memory else ""
         wanted.asked.answer(tuple(_head(segment)._replace(mover=address)))
 
-    # --- by mover ------------------------------------------------------------------
+    # --- by mover -----------------------------------------------------------------
 
     def open(self, key: Key, node_id: bytes) -> Opened | None:
         """Let the mover read a value for another node, or what has come of it.
@@ -243,7 +243,7 @@ class Serving:
 
         return Opened(segment.fd, segment.size, job, released)
 
-    # --- in pieces -----------------------------------------------------------------
+    # --- in pieces ----------------------------------------------------------------
     def _read(
         self, asked: NodeRequest, writer: bytes, number: int, home: bytes, offset: int, length: int
     ) -> None:

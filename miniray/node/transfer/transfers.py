@@ -93,7 +93,7 @@ class Transfers:
 
         Raises:
             ObjectLostError: No node has it, or the node of its owner is gone or does not answer.
-            ObjectStoreFullError: There is no room for a copy.
+            ObjectStoreFullError: There is no memory for a copy.
         """
         while (given_up := self.arriving.get(key)) is not None:
             await given_up.reached(sys.maxsize)
@@ -216,7 +216,7 @@ class _Copying:
             await self._take_from_mover(answer.mover)
         if not arriving.offset:
             arriving.begin()
-        if len(beginning) > size - arriving.offset:  # nobody made room for that
+        if len(beginning) > size - arriving.offset:  # there is no memory for that
             raise BrokenTransferError(f"more than its {size} bytes came")
         if beginning:
             self._write(beginning)
@@ -273,7 +273,7 @@ def _lost(key: Key, why: str) -> ObjectLostError:
     return ObjectLostError(f"segment {segment_of(key)}", why)
 
 
-# --- requests for copies ---
+# --- requests for copies ----------------------------------------------------------------------
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Waiter:
     """One request of a process for a copy."""
@@ -329,12 +329,12 @@ class Pulls:
         """How many requests there are."""
         return len(self._waiters)
 
-    # --- requesters --------------------------------------------------------------------
+    # --- requesters ---------------------------------------------------------------
     def wait(self, key: Key, size: int, process_id: bytes, request: int) -> asyncio.Future[Segment]:
         """Have a process wait for a copy, which is mapped for it when it is here.
 
         Args:
-            key: Of a value of which there is no copy here.
+            key: Of a value that has no copy here.
             size: Bytes of the segment.
             process_id: The process that waits.
             request: A number of its own, for ``withdraw``.
@@ -357,7 +357,7 @@ class Pulls:
 
         Raises:
             ObjectLostError: It, or its node, is gone, or the process has withdrawn.
-            ObjectStoreFullError: There is no room for a copy.
+            ObjectStoreFullError: There is no memory for a copy.
         """
         waiter = self._add(key, size, (process_id, request), maps=False)
         self._queue[waiter.name] = waiter
@@ -398,7 +398,7 @@ class Pulls:
         waiter.pull = pull
         pull.waiters.add(waiter)
 
-    # --- who does not, any more ----------------------------------------------------------
+    # --- requests that end --------------------------------------------------------
     def withdraw(self, process_id: bytes, request: int) -> None:
         """Forget a request: the process has the value, or does not want it any more."""
         waiter = self._waiters.get((process_id, request))
@@ -411,14 +411,14 @@ class Pulls:
             self._lose(waiter, "the process that asked for it has ended")
 
     def lose(self, key: Key, reason: str) -> None:
-        """Fail all who wait for the transfer of a value."""
+        """Fail all requests for a value with a reason."""
         pull = self._pulls.get(key)
         if pull is not None:
             for waiter in list(pull.waiters):
                 self._lose(waiter, reason)
 
     def node_died(self, node_id: bytes) -> None:
-        """Fail all who wait for copies of values whose owners were on a node."""
+        """Fail all requests for values whose owners were on a node."""
         for key in list(self._pulls):
             if home_of(key) == node_id:
                 self.lose(key, f"node {node_id.hex()} is gone")
@@ -441,7 +441,7 @@ class Pulls:
         if waiter.pull is not None:
             waiter.pull.waiters.discard(waiter)
 
-    # --- transfers -----------------------------------------------------------------------
+    # --- transfers ----------------------------------------------------------------
     def _over(self, pull: _Pull) -> bool:
         """Count a transfer off, so that another may begin; return False if it was before."""
         if self._pulls.get(pull.key) is not pull:
@@ -459,20 +459,20 @@ class Pulls:
             what = f"segment {segment_of(pull.key)}"
             self._end(pull, ObjectLostError(what, "its transfer was ended"))
             raise
-        except Exception as error:  # noqa: BLE001 - it is the answer to all who wait
+        except Exception as error:  # noqa: BLE001 - it is the answer to all requests
             self._end(pull, error)
             return
         self._store.seal(segment.number)
         if self._over(pull):
             self._arrived(pull, segment)
         else:
-            self._store.free(segment.number)  # all who waited have left
+            self._store.free(segment.number)  # all requesters have left
 
     def _arrived(self, pull: _Pull, segment: Segment) -> None:
         self.copies.add(pull.key, segment.number)
         for waiter in list(pull.waiters):
             self._forget(waiter)
-            if waiter.segment.done():  # who waited was cancelled
+            if waiter.segment.done():  # its requester was cancelled
                 continue
             if waiter.maps:  # at once: its owner may free it before the waiter goes on
                 self._store.map(segment.number, waiter.name[0])
@@ -486,6 +486,6 @@ class Pulls:
 
 
 def _retrieve(future: asyncio.Future[Segment]) -> None:
-    """Look at how it ended, as who waited may be gone."""
+    """Read the result, as its requester may be gone."""
     if not future.cancelled():
         future.exception()
