@@ -149,12 +149,14 @@ class ActorPoolStrategy:
 
     def __post_init__(self) -> None:
         given = [self.size, self.min_size, self.max_size, self.initial_size]
-        if any(each is not None and (not isinstance(each, int) or each < 1) for each in given):
-            raise ValueError(f"{self!r}: numbers of actors are whole and 1 or more.")
-        if self.size is not None and any(each is not None for each in given[1:]):
-            raise ValueError(f"{self!r}: give size alone, or min_size and max_size.")
-        if self.max_size is not None and self.max_size < (self.min_size or 1):
-            raise ValueError(f"{self!r}: max_size is below min_size.")
+        numbers = [each for each in given if each is not None]
+        whole = all(isinstance(each, int) and each > 0 for each in numbers)
+        alone = self.size is None or len(numbers) == 1
+        if not whole or not alone or 0 < (self.max_size or 0) < (self.min_size or 1):
+            raise ValueError(
+                f"{self!r}: give size alone, or min_size and max_size, which is not below it; "
+                f"numbers of actors are whole and 1 or more."
+            )
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -209,13 +211,11 @@ def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Ud
         TypeError: It can't be called, or there is no such option.
         ValueError: There are arguments of a constructor, but no class; or an option makes no sense.
     """
-    if not callable(function):
+    is_class = isinstance(function, type)
+    if not callable(function) or (is_class and "__call__" not in dir(function)):
         raise TypeError(
             f"{caller}() takes a function or a class with __call__, not {function!r:.80}."
         )
-    is_class = isinstance(function, type)
-    if is_class and "__call__" not in dir(function):
-        raise TypeError(f"{caller}({function.__name__}): the class has no __call__.")
     called = vars(function).get("__call__") if is_class else function
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(

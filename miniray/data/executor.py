@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.api import cluster_resources, wait
 from miniray.data.context import TASKS, DataContext
@@ -54,9 +54,12 @@ if TYPE_CHECKING:
     from miniray.data.exchange import How
     from miniray.data.feeds import Feed
     from miniray.data.plan import PlanNode
+    from miniray.data.transforms import Transform
 
-    #: The units of each partition, by input.
-    Partitions = collections.deque[list[Sequence[ReadUnit]]]
+    T = TypeVar("T")
+    #: Yields what it waits for meanwhile, and returns something.
+    Made = Generator[list[Any], None, T]
+    Units = Made[collections.deque[ReadUnit]]
 
 #: Blocks that are cut together, and of about so many a partition is made.
 _TOGETHER = 4
@@ -85,7 +88,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     assert isinstance(node, Stage)
     parts, compute = 1, node.compute
     if node.user and not setting.local:
-        slots = max(compute.least, compute.most) if compute.is_pool else setting.slots(compute)
+        slots = max(compute.least, compute.most) if compute.is_pool else setting.slots(compute)[0]
         parts = setting.context.read_op_min_num_blocks * slots
     target = setting.context.target_max_block_size
     feed = group_feed(_feed(below, setting, CutWish(target, parts, node.least)), node.least)
@@ -121,43 +124,33 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
     The input becomes blocks, and each call of the next stage cuts some of them into a piece for
     each partition. The pieces of a partition are one unit: whoever reads it makes its rows.
     """
-    how = node.how
-    target = setting.context.target_max_block_size
-    # Feeds that were drained stay open: pools may have to make their blocks again.
-    with contextlib.ExitStack() as drained:
+    how, target = node.how, setting.context.target_max_block_size
+    # They stay open while their blocks are read: pools may have to make these again.
+    with contextlib.ExitStack() as inputs:
         sides: list[collections.deque[ReadUnit]] = []
         for below in node.inputs:
             feed = _feed(_blocks(below), setting, CutWish(target))
-            sides.append((yield from _drain(feed, drained)))
+            inputs.enter_context(contextlib.closing(feed))
+            sides.append((yield from _drain(feed)))
+        partitions: collections.deque[Any] = collections.deque([sides])
         total = sum(unit.size for side in sides for unit in side)
+        # As many pieces as a driver can know of, and not too few for a store to hold two calls.
+        each = min(max(_TOGETHER * target, total // _MOST), setting.bytes_in_flight // 2)
         if isinstance(how, Aligned):
             partitions = _aligned(sides, node.partitions or -(-total // target) or 1)
-        else:
-            # As many pieces as a driver can know of, and not too few for a store to hold two calls.
-            each = min(max(_TOGETHER * target, total // _MOST), setting.bytes_in_flight // 2)
-            parts = node.partitions or -(-total // each) or 1
-            bounds: Sequence[Any] = []
-            if parts > 1:
-                samples = yield from _sampled(how, sides, setting, drained)
-                bounds = how.bounds(samples, parts)
-            partitions = collections.deque([[*sides]])
-            if bounds:
-                partitions = yield from _cut(how, bounds, sides, each, setting, drained)
-                drained.close()
+        elif (parts := node.partitions or -(-total // each) or 1) > 1:
+            bounds = how.bounds((yield from _samples(how, sides, setting)), parts)
+            if len(bounds):
+                partitions = yield from _cut(how, bounds, sides, each, setting)
+                inputs.close()
         count = len(partitions)
         for place in range(count):
             yield together(partitions.popleft(), how, (place, count))
         yield from itertools.repeat(None)
 
 
-def _drain(
-    feed: Feed, drained: contextlib.ExitStack
-) -> Generator[list[Any], None, collections.deque[ReadUnit]]:
-    """Return all units of a feed, yielding what it waits for meanwhile.
-
-    Their keys are the numbers of their first rows.
-    """
-    drained.enter_context(contextlib.closing(feed))
+def _drain(feed: Feed) -> Units:
+    """Return all units of a feed; the key of each is the number of its first row."""
     found: collections.deque[ReadUnit] = collections.deque()
     rows = 0
     while (item := next(feed)) is not None:
@@ -169,7 +162,14 @@ def _drain(
     return found
 
 
-def _aligned(sides: Sequence[Sequence[ReadUnit]], parts: int) -> Partitions:
+def _made(step: Transform, below: Feed, setting: Setting, target: int | None = None) -> Units:
+    """Return all blocks that a step makes of a feed."""
+    with contextlib.closing(_run(Stage((), (step,)), below, setting, target)) as feed:
+        return (yield from _drain(feed))
+
+
+def _aligned(sides: Sequence[Any], parts: int) -> collections.deque[Any]:
+    """Return for each partition the units of its rows, by input."""
     rows = check_lengths([sum(unit.rows or 0 for unit in side) for side in sides]) or 0
     ends = [part * rows // parts for part in range(parts + 1)]
     return collections.deque(
@@ -179,45 +179,34 @@ def _aligned(sides: Sequence[Sequence[ReadUnit]], parts: int) -> Partitions:
     )
 
 
-def _sampled(
-    how: How,
-    sides: Sequence[Sequence[ReadUnit]],
-    setting: Setting,
-    drained: contextlib.ExitStack,
-) -> Generator[list[Any], None, list[Any]]:
+def _samples(how: How, sides: Sequence[Any], setting: Setting) -> Made[list[Any]]:
     """Return keys of rows of some units, if bounds are chosen by these."""
     tables: list[Any] = []
     if isinstance(how, Ordered):
         for side, units in enumerate(sides):
             some = itertools.islice(units, 0, None, -(-len(units) // _LOOKED_AT) or 1)
             step = KeySample(f"{how.name}Sample", how, side)
-            feed = _run(Stage((), (step,)), source_feed(some), setting)
-            tables += map(table_of, (yield from _drain(feed, drained)))
+            made = yield from _made(step, source_feed(some), setting)
+            tables += map(table_of, made)
     return tables
 
 
 def _cut(
-    how: How,
-    bounds: Sequence[Any],
-    sides: Sequence[collections.deque[ReadUnit]],
-    size: int,
-    setting: Setting,
-    drained: contextlib.ExitStack,
-) -> Generator[list[Any], None, Partitions]:
-    """Return the pieces of each partition, in the order of the rows, cut by calls of some bytes."""
+    how: How, bounds: Sequence[Any], sides: Sequence[Any], size: int, setting: Setting
+) -> Made[collections.deque[Any]]:
+    """Return for each partition its pieces, by input, cut by calls of about so many bytes each."""
     unordered = dataclasses.replace(setting, ordered=False)
-    parts = range(len(bounds) + 1)
-    pieces: collections.deque[Any] = collections.deque([[] for _ in sides] for _ in parts)
+    pieces: list[list[list[ReadUnit]]] = [[[] for _ in sides] for _ in range(len(bounds) + 1)]
     for side, units in enumerate(sides):
         # They are taken out, so that a block is freed when the call has cut it.
         blocks = source_feed(units.popleft() for _ in range(len(units)))
         calls = group_feed(blocks, size, by_size=True)
-        stage = Stage((), (Cut(f"{how.name}Map", how, side, bounds),))
-        found = yield from _drain(_run(stage, calls, unordered, target=0), drained)
-        for unit in sorted(found, key=lambda unit: unit.place or ()):
+        step = Cut(f"{how.name}Map", how, side, bounds)
+        made = yield from _made(step, calls, unordered, target=0)
+        for unit in sorted(made, key=lambda unit: unit.place or ()):
             assert unit.place is not None
             pieces[unit.place.number][side].append(unit)
-    return pieces
+    return collections.deque(pieces)
 
 
 def execute(
@@ -261,7 +250,7 @@ def execute(
         whole=below is None,
         share=share,
         resources=resources,
-        pooled=pools_hold(root, share)["CPU"],
+        spare=resources.get("CPU", 0) - 1 - pools_hold(root, share)["CPU"],
         stats=stats or ExecutionStats(root.name),
     )
     if context.print_on_execution_start:
@@ -358,30 +347,24 @@ def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> 
     """Raise DataError if the pools of a plan do not fit beside each other, and a CPU for tasks."""
     left = {**resources, "CPU": resources.get("CPU", 0) - 1}
     for name, amount in unfitting(root, left, share).items():
-        what_to_do = (
-            ", of which the tasks that read the data need one. Use fewer actors, or leave num_cpus "
-            "out."
-            if name == "CPU"
-            else ". A pool lives until what it has made was read. Use fewer actors, or call "
-            "materialize() between two pools."
-        )
+        needed = ", of which the tasks that read the data need one" if name == "CPU" else ""
         raise DataError(
             f"The pools of {root.name} hold {amount:g} {name} together, of "
-            f"{resources.get(name, 0):g} that there are{what_to_do}"
+            f"{resources.get(name, 0):g} that there are{needed}. A pool lives until what it has "
+            f"made was read. Use fewer actors, let them hold less, or call materialize() between "
+            f"two pools."
         )
 
 
-def _is_small(root: PlanNode, context: DataContext) -> bool:
+def _is_small(node: PlanNode, context: DataContext) -> bool:
     """Return whether all that is read fits into a block, or a few rows of it are wanted."""
-    if isinstance(root, Stage | Regroup):
-        return _is_small(root.inputs[0], context)
-    if isinstance(root, Limit) and not any(isinstance(each, Exchange) for each in walk(root)):
+    if isinstance(node, Limit) and not any(isinstance(each, Exchange) for each in walk(node)):
         return True
-    if isinstance(root, Union | Exchange | Limit):
-        return all(_is_small(each, context) for each in root.inputs)
-    assert isinstance(root, Read)
-    units = list(root.source.units(CutWish(context.target_max_block_size)))
-    return sum(unit.size for unit in units) < context.target_max_block_size and len(units) < 2
+    if isinstance(node, Read):
+        target = context.target_max_block_size
+        units = list(node.source.units(CutWish(target)))
+        return sum(unit.size for unit in units) < target and len(units) < 2
+    return all(_is_small(each, context) for each in node.inputs)
 
 
 def table_of(unit: ReadUnit) -> Any:

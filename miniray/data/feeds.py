@@ -41,7 +41,7 @@ class Setting:
         whole: The rows of the plan's source are read, all of them and once.
         share: Of how many executions of the same plan this one is: pools are divided among them.
         resources: The cluster's totals; empty if local.
-        pooled: CPUs that pools of the plan hold at least, at one time.
+        spare: CPUs that are left by the first actors of the plan's pools and a task beside them.
         stats: Where stages count.
     """
 
@@ -51,36 +51,35 @@ class Setting:
     whole: bool = True
     share: int = 1
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    pooled: float = 0
+    spare: float = 0
     stats: ExecutionStats = dataclasses.field(default_factory=ExecutionStats)
 
-    def slots(self, compute: Compute, heap: int = 0) -> int:
-        """Return how many calls, each of a heap of so many bytes, the cluster can run, and may."""
-        demand = _demand(compute)
-        found = [self.resources.get(name, 0) / amount for name, amount in demand.items() if amount]
-        if heap and self.resources.get("memory"):
-            found.append(self.resources["memory"] / heap)
-        return max(1, int(min([*found, self.allowed(compute)])))
+    def slots(self, compute: Compute, heap: int = 0) -> tuple[int, float]:
+        """Return how many calls can run at once, and how many may, whatever the cluster has.
 
-    def allowed(self, compute: Compute) -> float:
-        """Return how many calls of a kind may run at once, whatever the cluster has."""
-        limits, demand = self.context.execution_options.resource_limits, _demand(compute)
-        found = [
+        Each has a heap of so many bytes; those that do not say num_cpus count as one CPU.
+        """
+        demand = {**compute.demand, "CPU": compute.options.get("num_cpus") or 1}
+        limits = self.context.execution_options.resource_limits
+        may = [
             limit / demand[name]
             for name, limit in (("CPU", limits.cpu), ("GPU", limits.gpu))
             if limit is not None and demand[name]
         ]
-        return max(1, min([*found, compute.most or math.inf]))
+        most = max(1, min([*may, compute.most or math.inf]))
+        can = [self.resources.get(name, 0) / amount for name, amount in demand.items() if amount]
+        if heap and self.resources.get("memory"):
+            can.append(self.resources["memory"] / heap)
+        return max(1, int(min([*can, most]))), most
 
     def actors(self, compute: Compute) -> tuple[int, int]:
         """Return how many actors a pool begins with, and may have: tasks need a CPU beside them."""
-        most = compute.most or max(compute.least, self.slots(compute))
-        each = compute.options.get("num_cpus")
-        if each:
-            others = self.pooled - compute.held(self.share)["CPU"]
-            most = min(most, int((self.resources.get("CPU", 0) - 1 - others) / each))
+        first = compute.actors(self.share)
+        most = compute.most or max(compute.least, self.slots(compute)[0])
+        if each := compute.options.get("num_cpus"):
+            most = min(most, first + int(self.spare / each))
         most = max(1, most // self.share)
-        return min(most, compute.actors(self.share)), most
+        return min(most, first), most
 
     @property
     def bytes_in_flight(self) -> int:
@@ -88,11 +87,6 @@ class Setting:
         limit = self.context.execution_options.resource_limits.object_store_memory
         store = self.resources.get("object_store_memory", 0) / 4
         return int(limit if limit is not None else store) or 2**62
-
-
-def _demand(compute: Compute) -> dict[str, float]:
-    """Return the resources by which calls are counted: those that say none count as one CPU."""
-    return {**compute.demand, "CPU": compute.options.get("num_cpus") or 1}
 
 
 def source_feed(units: Iterable[ReadUnit]) -> Feed:
@@ -165,7 +159,7 @@ def inline_feed(below: Feed, work: StageWork) -> Feed:
             if not isinstance(unit, ReadUnit):
                 yield unit
                 continue
-            where = Where(unit.label, index_of(unit, calls))
+            where = where_of(unit, calls)
             calls += 1
             # Without code of the user, the program's random numbers stay as they are.
             if user or unit.content.user:
@@ -176,9 +170,9 @@ def inline_feed(below: Feed, work: StageWork) -> Feed:
                 yield dataclasses.replace(block, place=Place(calls, made))
 
 
-def index_of(unit: ReadUnit, place: int) -> int:
-    """Return what random numbers of a call are drawn from."""
-    return place if unit.key is None else unit.key
+def where_of(unit: ReadUnit, place: int) -> Where:
+    """Return what a call reads that has so many of its stage before it."""
+    return Where(unit.label, place if unit.key is None else unit.key)
 
 
 def key_of(key: int | None, number: int) -> int | None:

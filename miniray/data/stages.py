@@ -12,14 +12,14 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.api import get, is_initialized, kill
-from miniray.data.feeds import index_of, key_of
+from miniray.data.feeds import key_of, where_of
 from miniray.data.plan import Read, Stage, count_of, walk
 from miniray.data.sources import BlockRows, Place, ReadUnit
 from miniray.data.stats import StageStats
-from miniray.data.transforms import DataError, Where
+from miniray.data.transforms import DataError
 from miniray.data.work import PoolWorker, task_of
 from miniray.decorator import remote
-from miniray.exceptions import ActorDiedError, MinirayError, TaskError
+from miniray.exceptions import MinirayError, TaskError
 
 if TYPE_CHECKING:
     from miniray.data.feeds import Feed, Setting
@@ -88,35 +88,23 @@ def blocks_of(generator: Any, unit: ReadUnit, number: int, stats: StageStats) ->
             )
         rows += record.rows
         stats.add(record)
-        yield ReadUnit(
-            content,
-            record.rows,
-            record.size,
-            refs=(refs.pop(),),
-            key=key_of(unit.key, made),
-            place=Place(number, made),
-        )
+        key, place = key_of(unit.key, made), Place(number, made)
+        yield ReadUnit(content, record.rows, record.size, (refs.pop(),), key=key, place=place)
 
 
 def _value(ref: Any, label: str) -> Any:
+    """Return the value of a ref; an error is told without the task's own traceback."""
     try:
         return get(ref)
-    except DataError as error:
-        raise DataError(_told(error)) from None
-    except TaskError as error:
-        raise DataError(f"Reading {label} failed: {_told(error)}") from error
     except MinirayError as error:
-        if isinstance(error, ActorDiedError) and error.creation_error is not None:
-            raise DataError(_told(error.creation_error)) from None
+        failed = getattr(error, "creation_error", None) or error
+        cause = getattr(failed, "cause", None)
+        if isinstance(failed, DataError) or isinstance(cause, DataError):
+            raise DataError(str(cause or failed)) from None
+        if isinstance(failed, TaskError):
+            said = f"{type(cause).__name__}: {cause}" if cause is not None else str(failed)
+            raise DataError(f"Reading {label} failed: {said}") from error
         raise DataError(f"The task for {label} has ended: {error}") from error
-
-
-def _told(error: MinirayError) -> str:
-    """Return the text of an error of a task, without the task's own traceback."""
-    cause = getattr(error, "cause", None)
-    if cause is None or isinstance(cause, DataError):
-        return str(cause or error)
-    return f"{type(cause).__name__}: {cause}"
 
 
 class StageCalls:
@@ -174,7 +162,9 @@ class StageCalls:
                     return unit
                 if unit is None:
                     ended = True
-                    self._finish(call)
+                    self._calls.remove(call)
+                    self._load[call.runner] -= 1
+                    self._stats.open -= 1
             if not ended:
                 break
         if not self._calls and not self._inputs and self._ended:
@@ -202,7 +192,7 @@ class StageCalls:
         stats = self._stats
         if not stats.calls:
             self._setting.stats.stages.append(stats)
-        where = Where(unit.label, index_of(unit, stats.calls))
+        where = where_of(unit, stats.calls)
         stats.calls += 1
         stats.open += 1
         if min(self._load.values()) >= 2 and len(self._load) < self._most:
@@ -226,20 +216,14 @@ class StageCalls:
             call.generator.close()
             return None
 
-    def _finish(self, call: StageCall) -> None:
-        self._calls.remove(call)
-        self._load[call.runner] -= 1
-        self._stats.open -= 1
-
     def _window(self) -> int:
         """Return how many calls may have begun and not be read to their end."""
         setting, stats = self._setting, self._stats
         if self._compute.is_pool:
             window: float = _POOL_AHEAD * len(self._load)
         else:
-            slots = setting.slots(self._compute, stats.heap)
-            window = _AHEAD * slots if setting.ordered else slots + 1
-            window = min(window, setting.allowed(self._compute))
+            slots, most = setting.slots(self._compute, stats.heap)
+            window = min(most, _AHEAD * slots if setting.ordered else slots + 1)
         if stats.blocks:  # what calls make, as far as they run ahead, fits into the store
             ahead = (_UNREAD // 2 + 1) * stats.size // stats.blocks  # two blocks, one being made
             each = max(1, min(stats.per_call, ahead))
@@ -249,22 +233,17 @@ class StageCalls:
     def _add_runner(self) -> None:
         """Have one more actor, or the task that runs all calls."""
         context = self._setting.context
+        restarts, retries = context.max_actor_restarts, context.max_task_retries
+        pauses = {"_generator_backpressure_num_objects": _UNREAD}
         if self._compute.is_pool:
-            actor = self._remote(
-                PoolWorker,
-                max_restarts=context.max_actor_restarts,
-                max_task_retries=context.max_task_retries,
-            ).remote(self._work)
+            worker = self._remote(PoolWorker, max_restarts=restarts, max_task_retries=retries)
+            actor = worker.remote(self._work)
             self._actors.append(actor)
-            runner = actor.run.options(_generator_backpressure_num_objects=_UNREAD)
+            runner = actor.run.options(**pauses)
         else:
             name = self._stage.name[:100]
-            runner = self._remote(
-                task_of(self._work, name),
-                name=name,
-                max_retries=context.max_task_retries,
-                _generator_backpressure_num_objects=_UNREAD,
-            )
+            task = task_of(self._work, name)
+            runner = self._remote(task, name=name, max_retries=retries, **pauses)
         self._load[runner] = 0
 
     def _remote(self, target: Any, **options: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -170,7 +169,6 @@ class RowProgress:
         self._stats = stats
         self._bars: Sequence[str] = ()
         self._due = stats.started + _SHOWN_AFTER if shown else math.inf
-        self._lock = threading.Lock()  # the thread of the workers' output draws too
 
     def tell(self) -> None:
         """Draw what has changed, if it is time."""
@@ -182,17 +180,16 @@ class RowProgress:
             RowProgress._shown = self
             SCREEN.hand_over(self)
         if RowProgress._shown is self:
-            self.print_above((), self._bars)
+            SCREEN.show((), self._bars)
 
     def print_above(self, lines: Sequence[str], bars: Sequence[str]) -> None:
         """Print lines of workers above, and draw the stages and these bars below."""
-        with self._lock:
-            self._bars = bars
-            terminal = stream(True)
-            text = "".join(f"{line}\n" for line in lines)
-            own = [_line(row) for row in self._stats.rows()]
-            if terminal is not None:
-                write(terminal, ERASE_BELOW + text + draw([*own, *bars], *terminal_size(terminal)))
+        self._bars = bars
+        terminal = stream(True)
+        text = "".join(f"{line}\n" for line in lines)
+        own = [_line(row) for row in self._stats.rows()]
+        if terminal is not None:
+            write(terminal, ERASE_BELOW + text + draw([*own, *bars], *terminal_size(terminal)))
 
     def close(self) -> None:
         if RowProgress._shown is self:
