@@ -53,8 +53,7 @@ class ScalingDecision:
     Attributes:
         num_workers: Number of workers, or of an elastic group the most.
         resources_per_worker: What each holds, by resource name.
-        least: The group starts with as few as this when there is no room for more. None: it waits
-            for room for all.
+        least: The group starts with as few as this when no more fit. None: it waits for all.
         step: The size is a multiple of this, as are ``num_workers`` and ``least``.
     """
 
@@ -67,12 +66,12 @@ class ScalingDecision:
         """Return how many workers more an elastic group of this size could use."""
         return 0 if self.least is None else max(0, self.num_workers - size)
 
-    def grown(self, size: int, room: int) -> ScalingDecision | None:
-        """Return the group that takes all room which makes whole steps; None if there is none.
+    def grown(self, size: int, reserved: int) -> ScalingDecision | None:
+        """Return the group with what is reserved, in whole steps; None if that adds no worker.
 
         Args:
             size: Number of workers that run.
-            room: For how many more the cluster has set resources aside.
+            reserved: For how many more the cluster has set resources aside.
         """
-        larger = min(self.num_workers, size + room // self.step * self.step)
+        larger = min(self.num_workers, size + reserved // self.step * self.step)
         return dataclasses.replace(self, num_workers=larger) if larger > size else None

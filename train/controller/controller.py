@@ -29,8 +29,8 @@ from miniray.train.callbacks import CallbackRunner
 from miniray.train.controller.attempt import Attempt, watch_for_hang
 from miniray.train.controller.board import RunBoard
 from miniray.train.controller.feed import ProgressFeed, Row
+from miniray.train.controller.placement import Growth
 from miniray.train.controller.recorder import RunRecorder
-from miniray.train.controller.room import Growth
 from miniray.train.controller.run_spec import STOPPED, RunFacts, RunOutcome, pause_after
 from miniray.train.controller.waits import BlockingWork, end, first_of, within
 from miniray.train.controller.worker_group import WorkerGroup, check_shared, place, start
@@ -256,7 +256,8 @@ class TrainController:
         )
         self._attempt.begin()
         self._facts.since = time.time()
-        self._growth.begin(self._group)
+        if self._spec.group.least is not None:
+            self._growth.begin(self._group.size, self._group.reserve_beside)
         outcomes = self._group.run(loop[0], setup, carrier)
         ranks = (self._watch(rank, each) for rank, each in enumerate(outcomes))
         watching = asyncio.gather(*ranks, self._watch_for_hang(self._attempt))

@@ -31,7 +31,12 @@ from miniray.train.base.ranks import (
     shares_devices,
     unreachable_address,
 )
-from miniray.train.controller.room import Room, explain, largest_room, waiting_demand
+from miniray.train.controller.placement import (
+    BundleReservation,
+    explain,
+    largest_reservation,
+    waiting_demand,
+)
 from miniray.train.controller.waits import end
 from miniray.train.storage.storage import NOT_SHARED
 from miniray.train.worker.backend import GroupMember
@@ -119,7 +124,7 @@ class WorkerGroup:
         self._spec = spec
         self._decision = decision
         self._resources = decision.resources_per_worker
-        self._room: Room | None = None
+        self._reservation: BundleReservation | None = None
         self._workers: list[Any] = []  # in order of rank once they are connected
         #: Where each rank runs, in order of rank; empty until the ranks are given out.
         self.infos: list[WorkerInfo] = []
@@ -127,31 +132,28 @@ class WorkerGroup:
     async def place(self) -> None:
         """Reserve the resources of all workers; waits until they are free.
 
-        An elastic group takes what there is room for, at least ``ScalingDecision.least``.
+        An elastic group takes what fits, at least ``ScalingDecision.least``.
         """
         decision = self._decision
         least = decision.num_workers if decision.least is None else decision.least
         sizes = range(least, decision.num_workers + 1, decision.step)
-        if len(sizes) > 1:
-            await largest_room(self._ask, sizes, self._wait_in)
-        else:
-            self._wait_in(self._ask(decision.num_workers))
-            assert self._room is not None
-            await self._room.ready()
+        await largest_reservation(self._ask, sizes, self._wait_in)
 
-    def _ask(self, size: int) -> Room:
+    def _ask(self, size: int) -> BundleReservation:
         scaling = self._spec.scaling_config
         selectors = scaling.bundle_label_selectors(size)
-        return Room(size, self._resources, scaling.bundle_strategy, selectors, self._spec.name)
+        return BundleReservation(
+            size, self._resources, scaling.bundle_strategy, selectors, self._spec.name
+        )
 
-    def _wait_in(self, room: Room) -> None:
-        self._room, self.size = room, room.size
+    def _wait_in(self, reserved: BundleReservation) -> None:
+        self._reservation, self.size = reserved, reserved.size
 
     def why_waiting(self) -> str:
         """Return which resources are short, and by how much; block for a moment."""
         try:
-            # An elastic group that still looks for its size has no room yet.
-            demand = None if self._room is None else waiting_demand(self._room.name)
+            # An elastic group that still looks for its size has no reservation yet.
+            demand = None if self._reservation is None else waiting_demand(self._reservation.name)
             total, free = api.cluster_resources(), api.available_resources()
         except (MinirayError, OSError) as error:
             logger.warning("It is not known why the workers wait for resources: %s", error)
@@ -161,10 +163,10 @@ class WorkerGroup:
 
     def lost_bundles(self) -> list[int]:
         """Return the workers that have no place any more, by bundle; block for a moment."""
-        return [] if self._room is None else self._room.lost()
+        return [] if self._reservation is None else self._reservation.lost()
 
-    def room_beside(self, number: int) -> Room:
-        """Ask for room for one worker more, beside those that run and ``number`` others."""
+    def reserve_beside(self, number: int) -> BundleReservation:
+        """Ask for one worker more, beside those that run and ``number`` others."""
         nodes = ",".join(sorted({info.node_id for info in self.infos}))
         # One more only makes a larger group where the strategy allows it.
         beside = {"STRICT_PACK": f"in({nodes})", "STRICT_SPREAD": f"!in({nodes})"}
@@ -174,7 +176,9 @@ class WorkerGroup:
         selector = selectors[-1] if selectors else {}
         if condition is not None:
             selector = {**selector, NODE_LABEL: condition}
-        return Room(1, self._resources, "PACK", [selector], f"{self._spec.name}-room-to-grow")
+        return BundleReservation(
+            1, self._resources, "PACK", [selector], f"{self._spec.name}-to-grow"
+        )
 
     async def start(self, carrier: Carrier, attempt: int) -> None:
         """Start the workers and connect them.
@@ -182,8 +186,8 @@ class WorkerGroup:
         Raises:
             GroupStartError: Some of them failed; the others are left as they are.
         """
-        assert self._room is not None
-        placement = self._room.placement
+        assert self._reservation is not None
+        placement = self._reservation.placement
         backend, config = self._spec.backend, self._spec.run_config
         preload = (*MODULES, *self._spec.preload, *backend.preload(self._resources))
         later = backend.preload_later(self._resources)
@@ -291,9 +295,9 @@ class WorkerGroup:
             await _end(workers)
         for worker in workers:
             api.kill(worker)
-        room, self._room = self._room, None
-        if room is not None:
-            room.remove()
+        reserved, self._reservation = self._reservation, None
+        if reserved is not None:
+            reserved.remove()
 
 
 async def gather_workers(refs: Sequence[Any]) -> list[Any]:
@@ -356,7 +360,7 @@ def _in_order(items: Sequence[Any], order: Sequence[int]) -> list[Any]:
 PLACEMENT_NOTE_AFTER = 5.0
 
 #: Seconds between two checks whether workers that start have lost their bundles.
-ROOM_CHECK = 3.0
+BUNDLE_CHECK = 3.0
 
 
 async def place(
@@ -387,12 +391,12 @@ async def start(group: WorkerGroup, carrier: Carrier, attempt: int, blocking: Bl
 
     Raises:
         GroupStartError: Some could not be started, or their node was lost before they were: they
-            would wait until there is room for them again, which may be never.
+            would wait for a place again, which may be never.
     """
     starting = asyncio.ensure_future(group.start(carrier, attempt))
     try:
         while not starting.done():
-            await asyncio.wait({starting}, timeout=ROOM_CHECK)
+            await asyncio.wait({starting}, timeout=BUNDLE_CHECK)
             lost = [] if starting.done() else await blocking(group.lost_bundles)
             if lost:
                 died = WorkerFailure.of(ActorDiedError(DeathCause.NODE_LOST))

@@ -3,7 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniray.train.base.ranks import WorkerInfo, assign_ranks, shared_devices
+from miniray.train.base.ranks import (
+    WorkerInfo,
+    assign_ranks,
+    shared_devices,
+    shares_devices,
+    unreachable_address,
+)
 
 
 def worker(node, *gpus):
@@ -38,3 +44,26 @@ def test_every_rank_is_given_once(nodes):
         assert sorted(rank.local_rank for rank in local) == list(range(len(local)))
         assert {rank.local_world_size for rank in local} == {len(local)}
         assert len({rank.node_rank for rank in local}) == 1
+
+
+def info(node="a", address="10.0.0.1", **ids):
+    return WorkerInfo(node, address, 1, 1, ids)
+
+
+def test_a_device_is_shared_when_two_workers_of_a_node_hold_parts_of_it():
+    assert shares_devices([info(GPU=["0"]), info(GPU=["0"])])
+    assert not shares_devices([info(GPU=["0"]), info(GPU=["1"])])
+    assert not shares_devices([info(GPU=["0"]), info(node="b", GPU=["0"])])
+    assert not shares_devices([info(), info()])
+
+
+def test_a_loopback_address_beside_one_of_the_network_is_named():
+    reason = unreachable_address([info(), info(node="b", address="127.0.1.1")])
+    assert "Node b is known by 127.0.1.1" in reason
+    assert "10.0.0.1" in reason
+
+
+def test_nodes_of_one_machine_reach_each_other_by_loopback():
+    assert unreachable_address([info(address="127.0.0.1"), info("b", "127.0.0.1")]) is None
+    assert unreachable_address([info(), info("b", "10.0.0.2")]) is None
+    assert unreachable_address([info(address="::1"), info("b", "fd00::2")]) is not None

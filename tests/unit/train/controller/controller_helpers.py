@@ -77,6 +77,9 @@ class FakeGroup:
     def stacks(self, ranks):
         return {rank: f"MainThread:\n  loop of rank {rank}\n" for rank in ranks}
 
+    def reserve_beside(self, number):
+        raise NotImplementedError
+
     async def end_rank(self, rank):
         self.ended.append(rank)
 

@@ -178,8 +178,8 @@ def test_lost_starts_end_the_run_when_their_limit_is_passed(start):
     assert len(groups) == 2
 
 
-class FakeRoom:
-    """Room for one worker more; only that for the first is there."""
+class FakeReservation:
+    """A place for one worker more; only that for the first is there."""
 
     def __init__(self, number, log):
         self._number = number
@@ -199,8 +199,8 @@ def test_a_group_grows_at_a_checkpoint_and_its_failures_are_not_counted(start):
         async def place(self):
             self.size = 2 if len(groups) == 1 else self.size
 
-        def room_beside(self, number):
-            return FakeRoom(number, log)
+        def reserve_beside(self, number):
+            return FakeReservation(number, log)
 
     async def loop(rank):
         size = len(groups[-1:]) and groups[-1].size

@@ -1,7 +1,7 @@
-"""Room for workers: placement groups of the size that fits, and those that wait for more.
+"""What workers hold: placement groups of the size that fits, and those that wait for more.
 
-Whether something fits, and which bundle has no room, is the head's answer. An elastic group takes
-room for more at a checkpoint.
+Whether something fits, and which bundle has lost its node, is the head's answer. An elastic group
+grows at a checkpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import enum
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import MinirayError
 from miniray.train.controller.waits import within
@@ -61,8 +61,8 @@ def _amount(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
-#: Seconds that an elastic group waits for room that is only held by others, such as the
-#: workers before it whose processes are just ending, before it begins smaller.
+#: Seconds that an elastic group waits for what others hold, such as the workers before it whose
+#: processes are just ending, before it begins smaller.
 SETTLE_TIMEOUT = 1.5
 
 #: Among so many placement groups that wait, the reason of one's own is looked for.
@@ -70,7 +70,7 @@ MAX_WAITING = 1000
 
 
 class Fit(enum.Enum):
-    """Whether there is room for a group."""
+    """Whether the resources of a group are free."""
 
     NOW = "now"
     BUSY = "busy"  # others hold it
@@ -86,7 +86,7 @@ def waiting_demand(name: str) -> Any:
     return next((demand for demand in waiting if name in demand.names), None)
 
 
-class Room:
+class BundleReservation:
     """A placement group with one bundle for each worker."""
 
     def __init__(
@@ -108,8 +108,8 @@ class Room:
         await self.placement.ready()
 
     def fit(self) -> Fit:
-        """Return whether there is room by now; block for a moment."""
-        # The head tries to place a group when it hears of it, so the first answer is valid.
+        """Return whether the resources are free; block for a moment."""
+        # The head tries to place a group when it gets the request, so the first answer is valid.
         if placement_group_table(self.placement).get("state") == "CREATED":
             return Fit.NOW
         demand = waiting_demand(self.name)
@@ -135,28 +135,32 @@ class Room:
             logger.warning("Placement group %s can't be removed: %s", self.name, error)
 
 
-async def largest_room(
-    ask: Callable[[int], Room], sizes: Sequence[int], begun: Callable[[Room], None]
-) -> Room:
-    """Return the room for the largest of some sizes that fits; wait until the smallest does."""
-    # First what the nodes could hold: of that, what others hold may be free in a moment.
-    size = await _largest(ask, sizes, lambda fit: fit is not Fit.NEVER)
+async def largest_reservation(
+    ask: Callable[[int], BundleReservation],
+    sizes: Sequence[int],
+    begun: Callable[[BundleReservation], None],
+) -> BundleReservation:
+    """Reserve the largest of some sizes that fits; wait until the smallest does."""
+    size: int | None = sizes[0]
+    if len(sizes) > 1:
+        # First what the nodes could hold: of that, what others hold may be free in a moment.
+        size = await _largest(ask, sizes, lambda fit: fit is not Fit.NEVER)
     while size is not None and size > sizes[0]:
-        room = ask(size)
-        begun(room)
-        if await within(SETTLE_TIMEOUT, room.ready()):
-            return room
-        room.remove()
+        reserved = ask(size)
+        begun(reserved)
+        if await within(SETTLE_TIMEOUT, reserved.ready()):
+            return reserved
+        reserved.remove()
         below = [smaller for smaller in sizes if smaller < size]
         size = await _largest(ask, below, lambda fit: fit is Fit.NOW)
-    room = ask(sizes[0])
-    begun(room)
-    await room.ready()
-    return room
+    reserved = ask(sizes[0])
+    begun(reserved)
+    await reserved.ready()
+    return reserved
 
 
 async def _largest(
-    ask: Callable[[int], Room], sizes: Sequence[int], suits: Callable[[Fit], bool]
+    ask: Callable[[int], BundleReservation], sizes: Sequence[int], suits: Callable[[Fit], bool]
 ) -> int | None:
     """Return the largest size that suits, by bisection; None if none does.
 
@@ -166,11 +170,11 @@ async def _largest(
     low, high = 0, len(sizes) - 1
     middle = high
     while low <= high:
-        room = ask(sizes[middle])
+        reserved = ask(sizes[middle])
         try:
-            fit = await asyncio.to_thread(room.fit)
+            fit = await asyncio.to_thread(reserved.fit)
         finally:
-            room.remove()
+            reserved.remove()
         if suits(fit):
             best, low = sizes[middle], middle + 1
         else:
@@ -179,53 +183,46 @@ async def _largest(
     return best
 
 
-class GrowingGroup(Protocol):
-    """A worker group that others can be added to."""
-
-    size: int
-
-    def room_beside(self, number: int) -> Room:
-        """Ask for room for one worker more, beside those of the group and ``number`` others."""
-
-
 class Growth:
-    """Room for an elastic group to grow into, asked for while it runs.
+    """What an elastic group reserves, while it runs, to grow into.
 
     Args:
         group: That a run starts with.
-        interval: Seconds that a group runs at least before it asks for more room.
+        interval: Seconds that a group runs at least before it asks for more.
     """
 
     def __init__(self, group: ScalingDecision, interval: float) -> None:
         self._group = group
         self._interval = interval
         self._asking: asyncio.Task[None] | None = None
-        self._rooms: list[Room] = []
-        #: For how many workers more there is room.
-        self._count = 0
+        self._reservations: list[BundleReservation] = []
+        self._count = 0  # reservations that have been placed
         self._size = 0
         self._decision: ScalingDecision | None = None
 
-    def begin(self, group: GrowingGroup) -> None:
-        """Ask for room beside a group that runs now, if it could use more."""
-        self._size = group.size
-        wanted = self._group.wanted(group.size)
-        if wanted > 0:
-            self._asking = asyncio.create_task(self._ask(group, wanted))
+    def begin(self, size: int, reserve: Callable[[int], BundleReservation]) -> None:
+        """Ask for more workers beside a group of this size, if it could use more.
 
-    async def _ask(self, group: GrowingGroup, wanted: int) -> None:
-        """Wait for room for more workers, one after the other."""
+        Args:
+            reserve: Asks for one worker more, beside those of the group and so many others.
+        """
+        self._size = size
+        if (wanted := self._group.wanted(size)) > 0:
+            self._asking = asyncio.create_task(self._ask(wanted, reserve))
+
+    async def _ask(self, wanted: int, reserve: Callable[[int], BundleReservation]) -> None:
+        """Wait for more workers, one after the other."""
         await asyncio.sleep(self._interval)
         for number in range(wanted):
-            room = group.room_beside(number)
-            self._rooms.append(room)
-            await room.ready()
+            reserved = reserve(number)
+            self._reservations.append(reserved)
+            await reserved.ready()
             self._count += 1
 
     def at_checkpoint(self) -> bool:
         """Return whether a larger group is to go on from the checkpoint that is complete now."""
         if self._asking is not None and self._asking.done():
-            self._asking.result()  # raises why there can be no more room
+            self._asking.result()  # raises why there can be no more
         if self._count:
             self._decision = self._group.grown(self._size, self._count)
         return self._decision is not None
@@ -235,11 +232,11 @@ class Growth:
         return decision if decision is not None else self._group
 
     async def end(self) -> None:
-        """Give the room back, for the next group to be placed in it."""
+        """Free what is reserved, for the next group to be placed there."""
         asking, self._asking = self._asking, None
         if asking is not None:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
         self._count = 0
-        while self._rooms:  # one by one: the call after one that is cancelled has the others
-            await asyncio.to_thread(self._rooms.pop(0).remove)
+        while self._reservations:  # one by one: the call after one that is cancelled has the others
+            await asyncio.to_thread(self._reservations.pop(0).remove)

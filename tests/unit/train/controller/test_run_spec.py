@@ -1,13 +1,19 @@
+"""What a run stores of itself: its configuration, and which part of its time was of use."""
+
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from miniray.train import CheckpointConfig, RunConfig, ScalingConfig
 from miniray.train.callbacks import Callback
-from miniray.train.controller.run_spec import describe_run
+from miniray.train.controller import run_spec
+from miniray.train.controller.run_spec import RunFacts, describe_run
 
 
 def train_loop(config, more=None):
@@ -28,7 +34,7 @@ def test_a_configuration_is_json_that_a_person_can_read():
         run_config=run,
     )
     described = json.loads(json.dumps(described))
-    assert described["train_loop"].endswith("test_run_description.train_loop")
+    assert described["train_loop"].endswith("test_run_spec.train_loop")
     assert described["train_loop_config"]["lr"] == 0.1
     assert described["train_loop_config"]["layers"] == [1, 2]
     assert described["train_loop_config"]["own"] == "Own()"
@@ -83,3 +89,26 @@ def test_values_without_a_text_are_named_by_their_class():
 
     described = describe_run(name="run", train_loop=train_loop, train_loop_config={"a": Broken()})
     assert described["train_loop_config"] == {"a": "Broken"}
+
+
+def test_time_in_train_loops_counts_up_to_a_checkpoint_and_to_the_end_of_a_run_that_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(run_spec, "time", SimpleNamespace(time=lambda: clock.now))
+    facts = RunFacts("run", "0123", "token", started=100.0)
+    facts.begin_attempt(2)
+    facts.since = clock.now = 120.0
+    assert facts.productive_ratio() == 0.0
+    clock.now = 140.0
+    facts.keep()
+    assert facts.productive_ratio() == 0.5
+    clock.now = 200.0
+    facts.end_attempt("FAILED", "spoilt")
+    assert facts.productive_ratio() == 0.2
+    facts.begin_attempt(2)
+    facts.end_attempt("FAILED", "did not start")
+    facts.begin_attempt(2)
+    facts.since, clock.now = 210.0, 300.0
+    facts.end_attempt("FINISHED", "")
+    assert facts.productive_ratio() == pytest.approx(0.55)

@@ -1,4 +1,4 @@
-"""Which size a group gets, with a head that answers at once."""
+"""Which size a group gets, with a head that answers at once; and what it is told to wait for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from miniray.train import ScalingConfig
-from miniray.train.controller import room
-from miniray.train.controller.room import Fit, Growth, largest_room
+from miniray.train.controller import placement
+from miniray.train.controller.placement import Fit, Growth, explain, largest_reservation
 
 
 class Nodes:
@@ -22,7 +22,7 @@ class Nodes:
         self.changed = asyncio.Event()
 
     def ask(self, size):
-        made = FakeRoom(self, size)
+        made = FakeReservation(self, size)
         self.asked.append(size)
         self.open.append(made)
         return made
@@ -32,7 +32,7 @@ class Nodes:
         self.changed.set()
 
 
-class FakeRoom:
+class FakeReservation:
     def __init__(self, nodes, size):
         self.nodes = nodes
         self.size = size
@@ -53,7 +53,7 @@ class FakeRoom:
 
 @pytest.fixture(autouse=True)
 def short_settling(monkeypatch):
-    monkeypatch.setattr(room, "SETTLE_TIMEOUT", 0.05)
+    monkeypatch.setattr(placement, "SETTLE_TIMEOUT", 0.05)
 
 
 def place(sizes, slots, held=0, then=None):
@@ -62,7 +62,7 @@ def place(sizes, slots, held=0, then=None):
         if then is not None:
             asyncio.get_running_loop().call_later(0.01, nodes.set_held, then)
         waited = []
-        found = await asyncio.wait_for(largest_room(nodes.ask, sizes, waited.append), 10)
+        found = await asyncio.wait_for(largest_reservation(nodes.ask, sizes, waited.append), 10)
         assert nodes.open == [found], "room that is not used was kept"
         assert waited[-1] is found
         return found.size, nodes
@@ -86,7 +86,7 @@ def test_room_that_is_free_in_a_moment_is_waited_for():
 
 
 def test_room_that_is_lost_as_soon_as_it_was_there_is_not_waited_for_again():
-    class Once(FakeRoom):
+    class Once(FakeReservation):
         async def ready(self):
             await super().ready()
             self.nodes.slots = 1  # its node dies
@@ -98,7 +98,7 @@ def test_room_that_is_lost_as_soon_as_it_was_there_is_not_waited_for_again():
             nodes.open.append(Once(nodes, size))
             return nodes.open[-1]
 
-        found = await asyncio.wait_for(largest_room(ask, range(1, 3), lambda _: None), 10)
+        found = await asyncio.wait_for(largest_reservation(ask, range(1, 3), lambda _: None), 10)
         return found.size
 
     # What follows from the loss is found when the workers start.
@@ -119,7 +119,7 @@ def test_few_questions_find_the_size_among_many():
 def test_below_the_least_a_group_waits_until_it_fits():
     async def scenario():
         nodes = Nodes(1)
-        placing = asyncio.ensure_future(largest_room(nodes.ask, range(2, 5), lambda _: None))
+        placing = asyncio.ensure_future(largest_reservation(nodes.ask, range(2, 5), lambda _: None))
         await asyncio.sleep(0)
         done, _ = await asyncio.wait({placing}, timeout=0.2)
         assert not done
@@ -135,15 +135,9 @@ def test_sizes_are_whole_steps():
 
 
 def test_more_room_is_asked_for_one_worker_after_the_other_and_given_back():
-    class Group:
-        size = 1
-
-        def room_beside(self, number):
-            return nodes.ask(1)
-
     async def scenario():
         growth = Growth(ScalingConfig(num_workers=(1, 3)).group, 0)
-        growth.begin(Group())
+        growth.begin(1, lambda _: nodes.ask(1))
         while nodes.asked != [1]:
             await asyncio.sleep(0)
         assert not growth.at_checkpoint()
@@ -159,15 +153,9 @@ def test_more_room_is_asked_for_one_worker_after_the_other_and_given_back():
 
 
 def test_room_to_grow_is_given_back_whole_although_that_is_cancelled():
-    class Group:
-        size = 1
-
-        def room_beside(self, number):
-            return nodes.ask(1)
-
     async def scenario():
         growth = Growth(ScalingConfig(num_workers=(1, 4)).group, 0)
-        growth.begin(Group())
+        growth.begin(1, lambda _: nodes.ask(1))
         while len(nodes.open) < 3:
             await asyncio.sleep(0)
         ending = asyncio.ensure_future(growth.end())
@@ -185,11 +173,11 @@ def test_room_to_grow_is_given_back_whole_although_that_is_cancelled():
 def test_a_search_that_is_cancelled_as_its_room_is_there_ends():
     async def scenario():
         nodes = Nodes(2, held=2)
-        search = asyncio.ensure_future(largest_room(nodes.ask, [1, 2], lambda room: None))
+        search = asyncio.ensure_future(largest_reservation(nodes.ask, [1, 2], lambda _: None))
         while not nodes.open or nodes.open[-1].size != 2 or len(nodes.asked) < 2:
             await asyncio.sleep(0)
         nodes.set_held(0)
-        await asyncio.sleep(0)  # the room is there, and the search has not heard of it
+        await asyncio.sleep(0)  # it is placed, and the search does not know
         search.cancel()
         with pytest.raises(asyncio.CancelledError):
             await search
@@ -211,3 +199,25 @@ def test_an_elastic_group_grows_by_whole_slices_up_to_the_most():
 
 def test_a_group_of_a_fixed_size_does_not_grow():
     assert ScalingConfig(num_workers=2).group.wanted(1) == 0
+
+
+def test_what_a_group_waits_for_is_told_with_how_much_is_short():
+    text = explain(4, {"CPU": 2.0, "GPU": 0.5}, {"CPU": 16, "GPU": 2}, {"CPU": 5, "GPU": 2}, "busy")
+    assert text == (
+        "Waiting for the resources of 4 workers with {'CPU': 2.0, 'GPU': 0.5} each. "
+        "CPU is short by 3: 8 are needed, 5 of the cluster's 16 are free. "
+        "The scheduler says: busy."
+    )
+
+
+def test_a_resource_that_the_cluster_does_not_have_is_short_by_all_of_it():
+    assert "GPU is short by 2: 2 are needed, 0 of the cluster's 0 are free." in explain(
+        2, {"GPU": 1.0}, {"CPU": 4}, {"CPU": 4}
+    )
+
+
+def test_an_accelerator_type_that_no_node_has_is_named():
+    resources = {"GPU": 1.0, "accelerator_type:A100": 0.001}
+    text = explain(1, resources, {"GPU": 1}, {"GPU": 1})
+    assert "No node has the accelerator type A100." in text
+    assert "short" not in text
