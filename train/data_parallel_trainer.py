@@ -160,7 +160,8 @@ class DataParallelTrainer:
         assert failures is not None
         assert config.name is not None
         storage = RunStorage(config.storage_url, config.name, config.storage_filesystem)
-        if not is_local(self.scaling_config):
+        local = is_local(self.scaling_config)
+        if not local:
             refuse_memory(storage.filesystem, config.storage_url)
         return RunSpec(
             name=config.name,
@@ -171,7 +172,7 @@ class DataParallelTrainer:
             failures=failures,
             group=self.scaling_config.group,
             # In local mode a debugger may hold the train loop.
-            hang_timeout=None if is_local(self.scaling_config) else failures.hang_timeout_s,
+            hang_timeout=None if local else failures.hang_timeout_s,
             collective_timeout=tunables().train_collective_timeout,
             preload=self._loop.datasets.modules,
             configuration=describe_run(

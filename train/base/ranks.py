@@ -99,10 +99,12 @@ def _slices_together(
 def _device_order(worker: WorkerInfo) -> list[tuple[str, int, str]]:
     """Return a sort key: the devices by resource, then by number (``"10"`` after ``"9"``)."""
     return sorted(
-        (name, int(id) if id.isdecimal() else -1, id)
-        for name, ids in worker.accelerator_ids.items()
-        for id in ids
+        (name, *pair) for name, ids in worker.accelerator_ids.items() for pair in _numbered(ids)
     )
+
+
+def _numbered(ids: Iterable[str]) -> list[tuple[int, str]]:
+    return [(int(id) if id.isdecimal() else -1, id) for id in ids]
 
 
 def shared_devices(workers: Sequence[WorkerInfo], node_id: str) -> dict[str, list[str]]:
@@ -111,8 +113,7 @@ def shared_devices(workers: Sequence[WorkerInfo], node_id: str) -> dict[str, lis
     for worker in workers:
         if worker.node_id == node_id:
             for name, ids in worker.accelerator_ids.items():
-                numbered = ((int(id) if id.isdecimal() else -1, id) for id in ids)
-                shared.setdefault(name, set()).update(numbered)
+                shared.setdefault(name, set()).update(_numbered(ids))
     return {name: [id for _, id in sorted(pairs)] for name, pairs in shared.items()}
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from miniray.train.base.reports import Report, Step
     from miniray.train.controller.recorder import RunRecorder
     from miniray.train.controller.waits import BlockingWork
-    from miniray.train.storage.storage import CheckpointRecord
+    from miniray.train.storage.storage import CheckpointRecord, RunStorage
     from miniray.train.worker.controller_client import CollectiveOutcome
 
 #: Seconds after which a rank counts as waiting for a key of another one.
@@ -411,15 +411,13 @@ async def watch_for_hang(
     attempt: Attempt,
     limit: float,
     look: Callable[[Collection[int]], dict[int, str]],
-    path: str,
-    write: Callable[[str, str], None],
+    storage: RunStorage,
 ) -> None:
     """Fail the ranks of an attempt when it makes no progress for ``limit`` seconds.
 
     Args:
         look: Returns the stacks of ranks as text; blocks.
-        path: Of the run, in its storage.
-        write: Writes a file there; blocks.
+        storage: Where the stacks are written.
     """
     while (left := attempt.last_progress + limit - time.monotonic()) > 0:  # noqa: ASYNC110 - not an event
         await asyncio.sleep(left)
@@ -428,7 +426,7 @@ async def watch_for_hang(
     stacks = {rank: text for rank, text in sorted(found.items()) if rank in attempt.running}
     if not stacks:
         return
-    where = await _keep(stacks, f"stacks_attempt_{attempt.number}.txt", path, write)
+    where = await _keep(stacks, f"stacks_attempt_{attempt.number}.txt", storage)
     message = (
         f"No rank has reported, uploaded or met the others for {limit:g} s "
         f"(FailureConfig(hang_timeout_s)), while {listed(stacks)} ran. {where}"
@@ -439,17 +437,15 @@ async def watch_for_hang(
         attempt.fail(rank, dataclasses.replace(failure, traceback=shown))
 
 
-async def _keep(
-    stacks: dict[int, str], name: str, path: str, write: Callable[[str, str], None]
-) -> str:
-    """Write all stacks into one file; returns a sentence that says where they are."""
+async def _keep(stacks: dict[int, str], name: str, storage: RunStorage) -> str:
+    """Write all stacks into one file; return a sentence that says where they are."""
     text = "\n".join(f"=== rank {rank} ===\n{each}" for rank, each in stacks.items())
     # The storage may be what hangs.
-    writing = asyncio.ensure_future(asyncio.to_thread(write, name, text))
+    writing = asyncio.ensure_future(asyncio.to_thread(storage.files.write, name, text))
     await asyncio.wait({writing}, timeout=WRITE_TIMEOUT)
     if not writing.done():
         writing.cancel()
-        return f"They could not be written to {path} within {WRITE_TIMEOUT:g} s."
+        return f"They could not be written to {storage.path} within {WRITE_TIMEOUT:g} s."
     if (error := writing.exception()) is not None:
-        return f"They could not be written to {path}: {error}"
-    return f"All stacks are in {path}/{name}."
+        return f"They could not be written to {storage.path}: {error}"
+    return f"All stacks are in {storage.path}/{name}."

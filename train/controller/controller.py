@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.series import COUNTED
 from miniray.exceptions import MinirayError, TaskError
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.worker import WorkerOutcome
 
-    T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +92,7 @@ class TrainController:
         )
         self._feed = ProgressFeed()
         self._work = BlockingWork(storage.path, self._feed.note)
+        self._blocking = self._work.do
         self._attempt: Attempt | None = None
         #: Steps that every rank has reported and that are to be recorded.
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
@@ -174,7 +174,8 @@ class TrainController:
     async def _go_through_states(self, carrier: Carrier, loop: list[Any]) -> None:
         while not self._state.terminal:
             if self._state is RunState.INITIALIZING:
-                following = await self._initialize()
+                await self._blocking(self._open)
+                following = RunState.SCHEDULING
             elif self._state is RunState.SCHEDULING:
                 following = await self._schedule(carrier)
             elif self._state is RunState.RUNNING:
@@ -182,10 +183,6 @@ class TrainController:
             else:
                 following = await self._restart()
             await self._move(following)
-
-    async def _initialize(self) -> RunState:
-        await self._blocking(self._open)
-        return RunState.SCHEDULING
 
     def _open(self) -> None:
         storage = self._spec.storage
@@ -235,14 +232,11 @@ class TrainController:
         nodes = len({info.node_id for info in group.infos})
         told = (self._attempt.number, spec.name, group.size, nodes)
         logger.info("attempt %d of run %s has started: workers %d, nodes %d", *told)
-        self._facts.count_start()
-        await self._note_size(group.size)
+        self._facts.lost_in_a_row = 0
+        old, self._size = self._size, group.size
+        if old not in (0, group.size) and self._callbacks:
+            await self._blocking(self._callbacks.tell, "after_resize", old, group.size)
         return RunState.RUNNING
-
-    async def _note_size(self, size: int) -> None:
-        old, self._size = self._size, size
-        if old not in (0, size) and self._callbacks:
-            await self._blocking(self._callbacks.tell, "after_resize", old, size)
 
     async def _supervise(self, carrier: Carrier, loop: list[Any]) -> RunState:
         assert self._group is not None
@@ -259,8 +253,11 @@ class TrainController:
         if self._spec.group.least is not None:
             self._growth.begin(self._group.size, self._group.reserve_beside)
         outcomes = self._group.run(loop[0], setup, carrier)
-        ranks = (self._watch(rank, each) for rank, each in enumerate(outcomes))
-        watching = asyncio.gather(*ranks, self._watch_for_hang(self._attempt))
+        watches = [self._watch(rank, each) for rank, each in enumerate(outcomes)]
+        if (limit := self._spec.hang_timeout) is not None:
+            look, storage = self._group.stacks, self._spec.storage
+            watches.append(watch_for_hang(self._attempt, limit, look, storage))
+        watching = asyncio.gather(*watches)
         over = asyncio.ensure_future(self._attempt.over.wait())
         try:
             ends: set[asyncio.Future[Any]] = {over, watching}
@@ -277,13 +274,6 @@ class TrainController:
         if self._attempt.failures:
             return await self._judge_failure()
         return RunState.RESIZING if self._attempt.running else RunState.FINISHED
-
-    async def _watch_for_hang(self, attempt: Attempt) -> None:
-        limit, storage = self._spec.hang_timeout, self._spec.storage
-        if limit is not None:
-            assert self._group is not None
-            look = self._group.stacks
-            await watch_for_hang(attempt, limit, look, storage.path, storage.files.write)
 
     async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:
         assert self._attempt is not None
@@ -321,14 +311,12 @@ class TrainController:
     async def _judge_failure(self, *, at_start: bool = False) -> RunState:
         assert self._attempt is not None
         attempt, failures = self._attempt, self._attempt.failures
-        self._facts.count_failure(at_start=at_start)
+        count = self._facts.count_failure(at_start=at_start)
         kind = next((each.kind for each in failures.values()), "start")
         run = ("run", self._spec.name)
         COUNTED.count("train_failures_total", (run, ("cause", kind)))
         self._message = describe(failures, attempt.returned, attempt.activities())
         await self._blocking(self._tell_failure, failures)
-        facts = self._facts
-        count = facts.start_failures if at_start else facts.worker_failures
         if not self._spec.failures.allows(count, at_start=at_start):
             return RunState.ERRORED
         self._feed.note(f"Starting the workers again, since some failed:\n{self._message}")
@@ -340,9 +328,6 @@ class TrainController:
             self._callbacks.tell("after_exception", exceptions)
 
     # --- steps, states, endings -----------------------------------------------------------
-
-    async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
-        return await self._work.do(function, *args)
 
     async def _record_steps(self) -> None:
         while True:

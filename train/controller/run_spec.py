@@ -142,15 +142,14 @@ class RunFacts:
         """Return for which part of its time the run was in train loops whose work is kept."""
         return self.kept / max(time.time() - self.started, 1e-9)
 
-    def count_failure(self, *, at_start: bool) -> None:
+    def count_failure(self, *, at_start: bool) -> int:
+        """Count a failure, or a start that was lost; return how many of them there were."""
         if at_start:
             self.start_failures += 1
             self.lost_in_a_row += 1
-        else:
-            self.worker_failures += 1
-
-    def count_start(self) -> None:
-        self.lost_in_a_row = 0
+            return self.start_failures
+        self.worker_failures += 1
+        return self.worker_failures
 
     def as_json(self, state: RunState, message: str) -> dict[str, Any]:
         """Return the counts, the state, and why the run failed if it has, as JSON values."""

@@ -181,19 +181,15 @@ class Shards:
                 f"{', '.join(map(repr, sources)) or 'none at all'}. Give it one with "
                 f"datasets={{{name!r}: ...}}."
             )
-        split = config.splits(name)
+        split, source = config.splits(name), sources[name]
         return DataIterator(
             name,
-            _fetch(sources[name]),
+            get(source) if isinstance(source, ObjectRef) else source,
             self.rank if split else 0,
             self.world_size if split else 1,
             config.seed if config.shuffles(name) else None,
             self.world_size,
         )
-
-
-def _fetch(source: Any) -> Any:
-    return get(source) if isinstance(source, ObjectRef) else source
 
 
 _shards: Shards | None = None
