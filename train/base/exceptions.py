@@ -128,7 +128,7 @@ class CallbackError(MinirayError):
         return f"The callback {self.callback} failed in {self.hook}(): {cause}"
 
 
-#: An error tells of at most this many ranks what they were doing, or why they failed at one place.
+#: An error shows for at most this many ranks what they were doing, or why they failed at one place.
 MOST_TOLD = 16
 #: An exception keeps so many causes on its way, itself included.
 MOST_CAUSES = 8
@@ -248,7 +248,7 @@ def describe(
     returned: Collection[int],
     activities: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
-    """Return what happened as text, with ranks that failed alike told together."""
+    """Return what happened as text; ranks that failed alike share one paragraph."""
     parts = _told_together(failures)
     if returned:
         parts.append(f"The train loop had already returned on: {listed(returned)}.")

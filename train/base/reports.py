@@ -80,7 +80,7 @@ MAX_LAG = 100
 #: And for one that has not reported at all, while others have at most this often.
 SILENT_LAG = 10
 
-#: Of so many reports it is kept when each rank made them.
+#: Reports whose times of arrival, by rank, are kept.
 LAGS_KEPT = 50
 
 
@@ -194,7 +194,7 @@ class ReportBoard:
         return self._release(now)
 
     def returned(self, rank: int) -> list[Step]:
-        """Enter that the train loop of a rank has returned; return the steps complete by that."""
+        """Enter that a rank's train loop has returned; return the steps that this completes."""
         self._returned.add(rank)
         return self._release(0.0)
 
@@ -297,7 +297,7 @@ class ReportBoard:
         return True
 
     def _note_uneven(self, index: int, now: float) -> None:
-        """Tell, at the end, ranks that never report from those that had no time to."""
+        """Distinguish, at the end, ranks that never report from those that had no time to."""
         absent = self._absent(index)
         late = now - self._since[index] >= PATIENCE
         if late and absent and all(self._is_silent(rank) for rank in absent):

@@ -48,7 +48,6 @@ class CallbackRunner:
         self._started: list[Callback] = []
 
     def __bool__(self) -> bool:
-        """Return whether there is anybody to tell."""
         return bool(self._callbacks)
 
     def start(self) -> None:
@@ -69,7 +68,7 @@ class CallbackRunner:
     def tell_report(
         self, number: int, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
     ) -> None:
-        """Tell of a complete report, and of its checkpoint before that.
+        """Call the hooks of a complete report, those of its checkpoint first.
 
         Raises:
             CallbackError: A callback failed; those after it were not called.
@@ -81,7 +80,7 @@ class CallbackRunner:
             self._call(callback, "after_report", context, metrics, checkpoint)
 
     def end(self, state: RunState, error: str | None) -> None:
-        """Tell everybody that the run is over, also when one of them fails at that.
+        """Call ``on_end`` of each callback that was started, also when one of them fails.
 
         Raises:
             CallbackError: Of the first that failed.
@@ -91,7 +90,7 @@ class CallbackRunner:
         for callback in started:
             try:
                 self._call(callback, "on_end", self._context, state, error)
-            except CallbackError as failure:  # noqa: PERF203 - each is told of the end
+            except CallbackError as failure:  # noqa: PERF203 - each is called
                 logger.warning("%s", failure)
                 failures.append(failure)
         if failures:

@@ -63,7 +63,7 @@ class CsvFile:
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write rows; they are with the operating system when this returns."""
         for row in rows:
-            # A line is a row, so that half a row can be told from whole ones.
+            # A line is a row, so that half a row is recognised.
             cells = {_one_line(key): _one_line(value) for key, value in flat_row(row).items()}
             added = [key for key in cells if key not in self._columns]
             if added:
@@ -180,7 +180,7 @@ class CSVCallback(_FileCallback):
 
 
 def choose(callback: str, choices: Mapping[str, Sequence[str]], install: str) -> str:
-    """Return the first module of which everything needed is installed; nothing is imported.
+    """Return the first module whose packages are all installed; import nothing.
 
     Raises:
         ImportError: None is there.

@@ -241,7 +241,7 @@ class RunConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """The run that a callback is told about.
+    """The run that a callback observes.
 
     Attributes:
         name: Name of the run.

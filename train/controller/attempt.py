@@ -45,14 +45,14 @@ class Attempt:
     Args:
         number: 1 for the first attempt of a run.
         steps: Gets what every rank has reported, to be recorded.
-        tell: Called with a sentence that the user should read.
+        tell: Called with a sentence for the user.
         collective_timeout: Seconds that ranks wait for each other in a collective; 0: no limit.
         unsafe_names: Checkpoints that ranks of earlier attempts may still be writing.
 
     Attributes:
         first_number: Number of its first report among all reports of the run.
         return_value: What that of rank 0 returned, pickled.
-        over: Set as soon as every rank has returned, or one has failed, or it is to be ended.
+        over: Set when every rank has returned, one has failed, or the attempt is to end.
         all_ended: Set when no rank runs any more.
         last_progress: When a rank has last reported or made another call, by time.monotonic().
     """
@@ -278,7 +278,7 @@ class Attempt:
 
     @property
     def running(self) -> list[int]:
-        """The ranks of which no end is known."""
+        """The ranks that have neither returned nor failed."""
         ended = self.returned | self.failures.keys()
         return [rank for rank in range(self.world_size) if rank not in ended]
 
@@ -356,7 +356,7 @@ class Attempt:
         return f"was in its train loop, {seconds:.1f} s after report number {count - 1}"
 
     def _tell_late(self, index: int, name: str) -> None:
-        """Tell, once, that a checkpoint has not become complete for long."""
+        """Warn the user, once, of a checkpoint that stays incomplete."""
         self._late = None
         absent = self._board.absent(index)
         if not absent or self._closed:
@@ -370,7 +370,7 @@ class Attempt:
         )
 
     def _complete(self, steps: Iterable[Step]) -> None:
-        """Hand over steps that need nothing more."""
+        """Queue complete steps to be recorded; warn once of ranks that report unevenly."""
         for step in steps:
             self.steps.put_nowait(step)
         if self._board.uneven is not None and not self._told_uneven:

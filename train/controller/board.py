@@ -1,8 +1,7 @@
-"""What a run shows to those who look from outside: in the cluster's list of runs, on its page.
+"""What a run shows outside of its processes: a row in the cluster's list of runs, and its page.
 
-The list is in the head's key-values, and changes with the run's state. The page is told by this
-process when somebody asks, with what is in memory already. Who asks, and how, is in
-``run/page.py``.
+The row is in the head's key-values, and changes with the run's state. The page is answered by this
+process on request, with what is in memory already. The requests are made in ``run/page.py``.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 MAX_RUNS = 1000
 #: Ranks that are shown of a run, and characters of an error in the list.
 MAX_RANKS, MAX_ERROR = 1024, 500
-#: Seconds for which the event loop may keep one who asks.
+#: Seconds for which the event loop may delay an answer.
 MAX_WAIT = 30.0
-#: Metrics that the list has of a run, and seconds between two reports of which it is told.
+#: Metrics in a run's row, and seconds between two updates of it by reports.
 MAX_LISTED, LIST_INTERVAL = 8, 5.0
 
 
@@ -105,7 +104,7 @@ class RunBoard:
         self._tell_head()
 
     def reported(self) -> None:
-        """Have the cluster's list say how far the run is, once in a while."""
+        """Update the run's row in the cluster's list, at most every ``LIST_INTERVAL``."""
         if self._row and self._due is None:
             left = self._told_at + LIST_INTERVAL - time.monotonic()
             self._due = asyncio.get_running_loop().call_later(left, self._tell_due)
@@ -137,7 +136,7 @@ class RunBoard:
                     self._runtime.head.tell("kv_del", TRAIN_RUNS, key)
 
     async def _told(self, version: int) -> str:
-        """Tell of the run; what is long only to a reader who knows an older version of it."""
+        """Return the run as JSON; what is long, only if the reader has an older version of it."""
         page = {
             **public(self.facts.as_json(self.feed.state, "")),
             "ranks": self._ranks(),
@@ -185,7 +184,7 @@ class RunBoard:
         return found
 
 
-#: What the list of runs has of a run's facts.
+#: The facts of a run that are in its row.
 _LISTED = {"run_id", "name", "state", "started", "written", "attempts"}
 
 
@@ -200,7 +199,6 @@ def public(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown_checkpoint(record: CheckpointRecord) -> dict[str, Any]:
-    """Return a checkpoint as JSON values."""
     row = shown_row({"number": record.number, "metrics": dict(record.metrics)})
     about = {"name": record.name, "size": record.size, "seconds": record.seconds}
     return {**row, **about, "time": record.time}

@@ -131,12 +131,12 @@ class TrainController:
             await first_of(self._machine, recording)
         except asyncio.CancelledError:
             try:
-                await self._record_rest(recording)  # before the end is told
-                if not self._state.terminal:  # else callbacks were just told of its end
+                await self._record_rest(recording)  # before callbacks get the end
+                if not self._state.terminal:  # else callbacks have just got its end
                     await self._move(RunState.ABORTED)
             except CallbackError as error:
                 self._fail(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
+        except Exception as error:  # noqa: BLE001 - the driver gets it
             self._fail(error)
         finally:
             await end(self._machine)
@@ -406,7 +406,7 @@ class TrainController:
         for ending in (self._end_callbacks, self._close_recorder, self._write_end):
             try:
                 await self._blocking(ending)
-            except Exception as error:  # noqa: PERF203, BLE001 - the driver is told
+            except Exception as error:  # noqa: PERF203, BLE001 - the driver gets it
                 self._fail_at_end(error)
         self._work.close()  # idle: its work was waited for
         self._run_board.close()

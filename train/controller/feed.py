@@ -1,7 +1,7 @@
-"""What drivers are told of a run: kept here until they ask, and sent when there is news.
+"""News of a run for drivers: kept until they ask, and sent when there is more.
 
-Several drivers may follow one run, each from where it is. Only the newest facts are kept, so
-one that looks seldom misses rows of metrics but never the state.
+Several drivers may follow one run, each from where it is. Only the newest are kept, so a driver
+that asks seldom misses rows of metrics but never the state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     """How far a reader is; a new one has seen nothing.
 
     Attributes:
-        version: Counts what was told.
+        version: Counts all news.
         rows: How many rows there were by then.
         notes: How many remarks.
     """

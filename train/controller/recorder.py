@@ -103,7 +103,7 @@ class CheckpointBook:
 
 @dataclasses.dataclass(eq=False)
 class RunRecorder:
-    """What a run leaves in its folder, and what is known of it.
+    """Records the steps of a run in its folder, and has its checkpoints and metrics in memory.
 
     Attributes:
         next_number: Number of the next report among all reports of the run.
@@ -133,7 +133,7 @@ class RunRecorder:
         records = self.storage.records()
         self._book.restore(records)
         self.history.read(self.storage)
-        for record in records[-1:]:  # of which a killed run may not have written the row
+        for record in records[-1:]:  # a killed run may not have written its row
             if record.number >= self.history.reports:
                 self.history.add({"number": record.number, "metrics": dict(record.metrics)})
         self.next_number = max(self.next_number, self.history.reports)
@@ -147,7 +147,6 @@ class RunRecorder:
         self._earlier = self.storage.committed()
 
     def begin_upload(self, name: str) -> None:
-        """Note when the first rank begins to upload a checkpoint."""
         self._begun.setdefault(name, time.monotonic())
 
     def is_taken(self, name: str) -> bool:

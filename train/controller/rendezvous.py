@@ -57,7 +57,7 @@ class GroupKeys:
         return [key for key in keys if key not in self._values]
 
     async def get(self, keys: list[str], timeout: float) -> tuple[list[bytes], list[str]]:
-        """Wait for these keys; their values, and the keys that have none after ``timeout`` s."""
+        """Wait for keys; return their values, and those without one after ``timeout`` seconds."""
         absent = await self.wait(keys, timeout)
         return ([] if absent else [self._values[key] for key in keys]), absent
 
@@ -69,7 +69,7 @@ class GroupKeys:
                 event.set()
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which begins at 0; its value then."""
+        """Add to a counter, which begins at 0; return its value then."""
         count = int(self._values.get(key, b"0")) + amount
         await self.set({key: str(count).encode()})
         return count
@@ -91,14 +91,14 @@ class GroupKeys:
         return desired
 
     async def delete(self, key: str) -> bool:
-        """Take a key away; whether there was one."""
+        """Delete a key; return whether there was one."""
         return self._values.pop(key, None) is not None
 
     async def count(self) -> int:
         return len(self._values)
 
 
-#: Seconds after which the user is told for whom ranks wait.
+#: Seconds after which the user reads for which ranks others wait.
 NOTE_AFTER = 60.0
 
 

@@ -1,4 +1,4 @@
-"""What a controller is told of its run, what it stores of it, and how it tells its end.
+"""What a controller gets as its run, what it stores of it, and what it returns at its end.
 
 ``config.json`` and ``run.json`` are for a person, or a page, that looks into the folder later.
 """
@@ -51,7 +51,7 @@ class RunSpec:
     run_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
     def context(self) -> RunContext:
-        """Return what callbacks are told of the run."""
+        """Return the run as callbacks get it."""
         return RunContext(
             self.name,
             self.storage.path,
@@ -67,7 +67,7 @@ class RunSpec:
 MOST_PAUSE = 10.0
 
 
-#: Attempts that are told of in a run's facts, the newest ones; and characters of why each ended.
+#: Attempts in a run's facts, the newest ones; and characters of why each ended.
 MAX_ATTEMPTS, MAX_REASON = 20, 2000
 
 
@@ -93,7 +93,7 @@ class AttemptFacts:
 
 @dataclasses.dataclass
 class RunFacts:
-    """What a controller counts, and stores for those who look into the folder.
+    """What a controller counts, and stores for readers of the folder.
 
     Attributes:
         attempts: How many worker groups were placed.
@@ -166,7 +166,7 @@ def pause_after(lost: int) -> float:
     return min(MOST_PAUSE, 0.5 * 2.0 ** min(lost - 2, 10)) if lost > 1 else 0
 
 
-#: What the error of a run says that the user has stopped.
+#: The error of a run that the user has stopped.
 STOPPED = "The run was stopped before it had finished."
 
 #: What the user reads when a run does not stop at once.

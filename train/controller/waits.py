@@ -49,15 +49,15 @@ async def within(seconds: float | None, work: Coroutine[Any, Any, Any]) -> bool:
 T = TypeVar("T")
 
 
-#: Seconds after which the user is told of work that has not ended.
+#: Seconds after which the user reads that work has not ended.
 SLOW_WORK = 30.0
 
 
 class BlockingWork:
     """Runs one piece of work after the other, so that what is stored is stored in order.
 
-    Clients of stores may wait for ever for a server, so the user is told what a run waits for; what
-    follows from that is the user's decision.
+    Clients of stores may wait for ever for a server, so the user reads what a run waits for, and
+    decides what follows.
 
     Args:
         path: Of the run, in its storage.

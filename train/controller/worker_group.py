@@ -91,7 +91,6 @@ def worker_options(
     preload: Sequence[str] = (),
     later: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the actor options of one worker."""
     custom = {
         name: amount
         for name, amount in resources.items()
@@ -231,7 +230,7 @@ class WorkerGroup:
     def _take_ranks(
         self, infos: Sequence[WorkerInfo], carrier: Carrier, attempt: int
     ) -> list[GroupMember]:
-        """Return what each worker is told of the group, in the order of ``infos``."""
+        """Return the place of each worker in the group, in the order of ``infos``."""
         unreachable = unreachable_address(infos)
         if unreachable is not None:
             raise GroupStartError({0: WorkerFailure.of(ConnectionError(unreachable))})
@@ -356,7 +355,7 @@ def _in_order(items: Sequence[Any], order: Sequence[int]) -> list[Any]:
     return [item for _, item in sorted(zip(order, items, strict=True), key=lambda pair: pair[0])]
 
 
-#: Seconds after which the user is told that the run waits for resources.
+#: Seconds after which the user reads that the run waits for resources.
 PLACEMENT_NOTE_AFTER = 5.0
 
 #: Seconds between two checks whether workers that start have lost their bundles.

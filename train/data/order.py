@@ -292,7 +292,7 @@ def state_of(position: Position, rank: int, identity: Mapping[str, Any]) -> dict
     """Return the position as plain values."""
     taken = position.taken
     if not position.endless and taken >= size_of(position.own(rank)):
-        # Who has read all of its part tells so to ranks with one row more too.
+        # Ranks with one row more load this state too, so it says that all of their part is read.
         taken = -(-size_of(position.ranges) // position.world_size)
     return {
         "version": _VERSION,

@@ -78,7 +78,7 @@ class StreamSource:
     """A dataset with ``__iter__`` alone, read from its beginning, of unknown length.
 
     Each rank iterates over all of it and keeps its own items, so that every rank knows where the
-    data end. A dataset with ``set_epoch`` is told the epoch.
+    data end. A dataset with ``set_epoch`` gets the epoch by that.
     """
 
     tabular = False
@@ -89,7 +89,6 @@ class StreamSource:
         self._dataset = dataset
 
     def items(self, epoch: int) -> Iterator[Any]:
-        """Return the items of an epoch."""
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)

@@ -53,7 +53,6 @@ _WIDTH = 200
 
 
 def format_value(value: Any) -> str:
-    """Return a metric as short text."""
     return f"{value:.4g}" if isinstance(value, float) else shorten(str(value))
 
 
@@ -243,7 +242,7 @@ class LiveDisplay:
             self._news = f", {format_status(status)}, {format_row(progress.rows[-1])}"
         if progress.state is RunState.FINISHED:
             self._done = 1.0
-        # What changes comes first: the end may find no room.
+        # What changes comes first: the end may be cut off.
         line = f"{_bar(self._done)}{WORDS[progress.state]}{self._news} ({self._name})"
         self._line = " ".join(line.split())  # a metric may be text of several lines
         self.print_above(above, self._bars)

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that a run gets to end after Ctrl-C, when no upload runs any more.
 ABORT_TIMEOUT = 10.0
 
-#: Seconds after which the user is told what a run that is to stop waits for.
+#: Seconds after which the user reads what a run that is to stop waits for.
 TELL_AFTER = 0.5
 
 #: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
@@ -171,7 +171,7 @@ class ControllerThread:
             self._setup.set_result(None)
         self._told.set_result(outcome)
         if self._link is not None:
-            # The main thread may wait where no other rank will come to. A rank that is told of a
+            # The main thread may wait where no other rank will come to. A rank that learns of a
             # failure ends its process, and torchrun ends this one.
             finished = outcome.state is RunState.FINISHED
             await within(END_TIMEOUT if finished else FAILURE_TIMEOUT, self._all_gone.wait())

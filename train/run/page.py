@@ -6,8 +6,7 @@ A reader in any process of the cluster uses it so, the web process for one::
     page = RunPage(run_id)
     show(page.look(cluster))                 # as often as somebody looks
 
-Nothing is sent, and nothing is kept for it, while nobody looks. Everything is bounded, whatever a
-run reports.
+Nothing is sent or kept between two looks. Everything is bounded, whatever a run reports.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ def listed(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run_row(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one row of the list."""
     row = {**run, "ended": run["written"] if run["state"] in _ENDED else None}
     if row["ended"] is None and not row["alive"]:
         row |= {"state": "LOST", "error": _LOST}
@@ -61,7 +59,7 @@ def run_row(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunPage:
-    """One run, for as long as somebody looks at it.
+    """One run, for as long as a page shows it.
 
     Args:
         run_id: As it is in the list.
@@ -69,10 +67,10 @@ class RunPage:
 
     def __init__(self, run_id: str) -> None:
         self._id = run_id
-        #: What its folder told when it had ended, and the row's state and time of then.
+        #: What its folder held when it had ended, and the row's state and time of then.
         self._ended: dict[str, Any] = {}
         self._written: tuple[str, float] | None = None
-        #: What the controller has told while the run goes on.
+        #: The newest answer of the controller while the run goes on.
         self._told: dict[str, Any] = {}
         self._of_ranks: dict[str, dict[str, Any]] = {}  # by the id of the rank's process
 

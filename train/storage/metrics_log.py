@@ -31,7 +31,7 @@ SYNC_INTERVAL = 10.0
 #: How a row begins that this module has written.
 _BEGIN = re.compile(r'{"number": (?P<number>\d+),')
 
-#: What is shown of a run: so many rows, metrics of each, and characters of what is no number.
+#: Limits of what is shown of a run: rows, metrics of each, and characters of what is no number.
 MAX_SHOWN, MAX_METRICS, MAX_TEXT = 1000, 200, 200
 
 

@@ -246,8 +246,7 @@ class RunStorage:
     def write_probe(self, token: str) -> None:
         """Leave a file by which other machines see that they share this storage.
 
-        A name that nobody has looked for before: network filesystems remember for a while what
-        was not there.
+        Its name is new each time: network filesystems remember for a while what was not there.
         """
         self.files.write(f"{_PROBE}{token}", "")
 

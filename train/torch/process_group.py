@@ -41,7 +41,6 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def torchrun_variables(member: GroupMember) -> dict[str, str]:
-    """Return the variables that torchrun sets, for this process."""
     ranks = member.ranks
     return {
         "RANK": str(ranks.world_rank),
@@ -206,8 +205,8 @@ def _check(absent: list[str], seconds: float) -> None:
     if absent:
         error: Any = dist.DistStoreError
         raise error(
-            f"Waited {seconds:g} s in vain for {absent[0]!r} ({len(absent)} keys in all), which "
-            f"another rank sets: it has not come that far. TorchConfig(timeout_s=...) is the limit."
+            f"Waited {seconds:g} s for the key {absent[0]!r} ({len(absent)} keys in all), which "
+            f"another rank has not set yet. TorchConfig(timeout_s=...) is the limit."
         )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class GroupMember:
-    """What a process knows of its group when the backend connects it.
+    """The place of a process in its group, with which the backend connects it.
 
     Attributes:
         ranks: Its place in the group.
@@ -90,7 +90,7 @@ class Backend:
         workers: Sequence[WorkerInfo],
         resources: Mapping[str, float],
     ) -> list[dict[str, str]]:
-        """Return what each worker is told of the others in variables; called in the controller.
+        """Return the variables by which each worker finds the others; called in the controller.
 
         Returns:
             Variables for ``GroupMember.environment``, in order of rank.

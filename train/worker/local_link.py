@@ -52,7 +52,7 @@ class LinkServer:
     """Rank 0's end of the connections, with a thread for each.
 
     Args:
-        timeout: Seconds that the other ranks get to connect, for who waits for them.
+        timeout: Seconds that the other ranks get to connect.
     """
 
     def __init__(self, listener: socket.socket, secret: bytes, timeout: float) -> None:

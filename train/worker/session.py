@@ -165,7 +165,7 @@ class RankSession:
         self.ranks = ranks
         self._setup = setup
         self._controller = rank_calls(carrier, setup.attempt, ranks.world_rank)
-        #: Reentrant, so that a signal handler that reports is told instead of waiting for itself.
+        #: Reentrant, so that a signal handler that reports gets an error and does not deadlock.
         self._lock = threading.RLock()
         self._reporting = False
         self.blocked = 0.0  # seconds that the train loop has spent in report()
@@ -352,7 +352,7 @@ def _lies_in(inner: Checkpoint, outer: Checkpoint) -> bool:
 
 
 def _delete(checkpoint: Checkpoint) -> None:
-    """Delete files that were uploaded; what can't be deleted is told and left."""
+    """Delete files that were uploaded; log what can't be deleted, and leave it."""
     try:
         if is_local(checkpoint.fsspec_filesystem):
             shutil.rmtree(checkpoint.path)

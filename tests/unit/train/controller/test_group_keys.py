@@ -114,7 +114,7 @@ def test_a_key_that_never_comes_is_an_error_of_pytorchs_kind_that_names_it(store
     import torch.distributed as dist
 
     store.set_timeout(datetime.timedelta(seconds=0.01))
-    with pytest.raises(dist.DistStoreError, match=r"0\.01 s in vain for 'missing'"):
+    with pytest.raises(dist.DistStoreError, match=r"0\.01 s for the key 'missing'"):
         store.get("missing")
     with pytest.raises(dist.DistStoreError, match="'group/missing'"):
         through_cpp(store).wait(["missing"], datetime.timedelta(seconds=0.02))
