@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from miniray.common.config import config as tunables
 from miniray.common.config import parse
-from miniray.train.config import RunConfig, ScalingConfig, instance_of
+from miniray.train.config import FailureConfig, RunConfig, ScalingConfig, instance_of
 from miniray.train.controller.run_spec import RunSpec, describe_run, make_error
 from miniray.train.data.adapt import adapt_all
 from miniray.train.data.shards import DataConfig, Datasets
@@ -160,19 +160,18 @@ class DataParallelTrainer:
         assert failures is not None
         assert config.name is not None
         storage = RunStorage(config.storage_url, config.name, config.storage_filesystem)
-        local = is_local(self.scaling_config)
-        if not local:
+        if is_local(self.scaling_config):
+            # The processes run once (torchrun has --max-restarts), and a debugger may hold one.
+            failures = FailureConfig(controller_failure_limit=0)
+        else:
             refuse_memory(storage.filesystem, config.storage_url)
         return RunSpec(
-            name=config.name,
             storage=storage,
             run_config=config,
             scaling_config=self.scaling_config,
             backend=self.backend_config.make_backend(),
             failures=failures,
             group=self.scaling_config.group,
-            # In local mode a debugger may hold the train loop.
-            hang_timeout=None if local else failures.hang_timeout_s,
             collective_timeout=tunables().train_collective_timeout,
             preload=self._loop.datasets.modules,
             configuration=describe_run(

@@ -254,7 +254,7 @@ class TrainController:
             self._growth.begin(self._group.size, self._group.reserve_beside)
         outcomes = self._group.run(loop[0], setup, carrier)
         watches = [self._watch(rank, each) for rank, each in enumerate(outcomes)]
-        if (limit := self._spec.hang_timeout) is not None:
+        if (limit := self._spec.failures.hang_timeout_s) is not None:
             look, storage = self._group.stacks, self._spec.storage
             watches.append(watch_for_hang(self._attempt, limit, look, storage))
         watching = asyncio.gather(*watches)

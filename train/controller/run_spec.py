@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 class RunSpec:
     """Everything that the controller needs to know of a run."""
 
-    name: str
     storage: RunStorage
     run_config: RunConfig
     scaling_config: ScalingConfig
@@ -41,14 +40,16 @@ class RunSpec:
     group: ScalingDecision
     #: Seconds that ranks wait for each other in a collective; 0 is no limit.
     collective_timeout: float = 0
-    #: Seconds without progress after which the workers count as hung; None is no limit.
-    hang_timeout: float | None = None
     #: Modules that reading the datasets needs, with which processes of ranks begin.
     preload: Sequence[str] = ()
     #: What the user configured, as JSON values for a person to read.
     configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     #: Tells it from other runs of the same name.
     run_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def name(self) -> str:
+        return self.storage.name
 
     def context(self) -> RunContext:
         """Return the run as callbacks get it."""

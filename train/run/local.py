@@ -26,7 +26,6 @@ from miniray.train.base.exceptions import (
 )
 from miniray.train.base.ranks import listed
 from miniray.train.base.states import RunState, ScalingDecision
-from miniray.train.config.run import FailureConfig
 from miniray.train.controller.controller import TrainController
 from miniray.train.controller.feed import Seen
 from miniray.train.controller.run_spec import STOPPING, RunOutcome
@@ -398,10 +397,9 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
 def _lead(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | None) -> LocalEnd:
     """Run the train loop as rank 0, with the controller in a thread beside it."""
     size = place.ranks.world_size
-    # The processes are those that there are, and run once; torchrun has --max-restarts.
+    # The processes are those that there are.
     group = ScalingDecision(size, spec.scaling_config.worker_resources)
-    never = FailureConfig(controller_failure_limit=0)
-    spec = dataclasses.replace(spec, failures=never, group=group)
+    spec = dataclasses.replace(spec, group=group)
     controller = ControllerThread(spec, size, link)
     worker = _LocalWorker(spec, place)
     ask = functools.partial(controller.ask, place.ranks.world_rank)

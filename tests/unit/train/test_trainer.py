@@ -136,8 +136,8 @@ def test_a_pair_as_number_of_workers_makes_the_group_elastic(tmp_path):
 
 def test_a_debugger_in_local_mode_is_no_hang(tmp_path):
     config = FailureConfig(hang_timeout_s=5)
-    assert make_spec(2, tmp_path, failure_config=config).hang_timeout == 5
-    assert make_spec(0, tmp_path, failure_config=config).hang_timeout is None
+    assert make_spec(2, tmp_path, failure_config=config).failures.hang_timeout_s == 5
+    assert make_spec(0, tmp_path, failure_config=config).failures.hang_timeout_s is None
 
 
 async def async_loop():

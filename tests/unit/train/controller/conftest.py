@@ -31,7 +31,9 @@ def start(tmp_path):
         **checkpoint_config,
     ):
         failure_config = FailureConfig(
-            max_failures=max_failures, controller_failure_limit=controller_failure_limit
+            max_failures=max_failures,
+            controller_failure_limit=controller_failure_limit,
+            hang_timeout_s=hang_timeout,
         )
         run_config = RunConfig(
             failure_config=failure_config,
@@ -44,14 +46,12 @@ def start(tmp_path):
             elastic_resize_monitor_interval_s=0,
         )
         spec = RunSpec(
-            name="run",
             storage=RunStorage(tmp_path, "run"),
             run_config=run_config,
             scaling_config=scaling_config,
             backend=Backend(),
             failures=failure_config,
             group=scaling_config.group,
-            hang_timeout=hang_timeout,
             configuration=configuration or {},
             run_id=run_id or secrets.token_hex(4),
         )

@@ -28,7 +28,6 @@ def run(tmp_path):
     """A run whose rank does nothing until ``finish`` is called."""
     config, scaling = RunConfig(), ScalingConfig()
     spec = RunSpec(
-        name="run",
         storage=RunStorage(tmp_path, "run"),
         run_config=config,
         scaling_config=scaling,
