@@ -146,6 +146,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(fit: Any, tmp_path: Path) -> No
                 else:
                     train.report({})
                 note(config["folder"], "before", seen)
+                train.collective.barrier()  # the checkpoint needs the report of both
                 if train.get_context().get_world_rank() == 0:
                     raise RuntimeError("once")
                 return
