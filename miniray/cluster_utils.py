@@ -139,7 +139,7 @@ class Cluster:
             wait: Kept for Ray's signature; a node is always ready on return.
             num_cpus: CPUs that it offers; all of the machine's unless given.
             num_gpus: GPUs that it offers; those that are found unless given.
-            gpu_family: Whose the GPUs are: "nvidia", "amd" or "intel". Default: the first of
+            gpu_family: Vendor of the GPUs: "nvidia", "amd" or "intel". Default: the first of
                 these that is found; GPUs that are not there are NVIDIA's.
             resources: Further resources by name: amounts, accelerators such as ``{"TPU": 4}``
                 included, or custom devices as ``init`` takes them.

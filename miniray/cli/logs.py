@@ -15,7 +15,7 @@ import click
 from miniray.cli.options import Parsed, duration, finds_cluster, print_notes
 from miniray.common.names import printable
 from miniray.logs.log_files import MOST_LINES, LogQuery, found_in, pattern
-from miniray.util.logs import Logs, follow, logs, of_folders, whose
+from miniray.util.logs import Logs, follow, logs, of_folders, select_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ def logs_(connect: Callable[[], CommandConnection], /, of: str | None, **how: An
         _show(of_folders((folder,), _offline(query, of)), show, of, meant)
         return
     with contextlib.closing(connection), contextlib.suppress(KeyboardInterrupt):
-        wanted = whose(connection, of, how["rank"], query)
+        wanted = select_logs(connection, of, how["rank"], query)
         found = logs(connection, wanted)
         _show(found, show, None if how["goes_on"] else of)
         if not (found.lines or of or how["goes_on"]):

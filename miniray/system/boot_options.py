@@ -66,7 +66,7 @@ class BootOptions:
     node_ip_address: str | None = None
     num_cpus: float | None = None
     num_gpus: int | None = None
-    #: Whose the GPUs are: "nvidia", "amd" or "intel"; None: the first of these that is found.
+    #: Vendor of the GPUs: "nvidia", "amd" or "intel"; None: the first of these that is found.
     gpu_family: str | None = None
     #: Further resources by name: an amount in units, or the declaration of custom devices,
     #: ``{"count": 4, "env": "FPGA_VISIBLE_DEVICES"}`` (see ``accelerators/registry.py``).

@@ -129,7 +129,7 @@ class ClusterRecord:
     started: float = dataclasses.field(default_factory=time.time)
     #: Where the pids mean something: see `machine_identity`.
     machine: tuple[str, str, str] = dataclasses.field(default_factory=machine_identity)
-    #: Whose it is, if it is embedded.
+    #: The driver that it belongs to, if it is embedded.
     driver: ProcessId | None = None
     #: Where its page is; empty if nothing listens for that.
     dashboard_url: str = ""

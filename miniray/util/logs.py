@@ -1,7 +1,7 @@
 """Lines of logs from all nodes of a cluster, and from nodes of this machine that are gone.
 
-Responsible for whose lines are meant, and for one order of those of several nodes; each node reads
-and searches its own files (``logs/log_files.py``).
+Responsible for finding out which lines are meant, and for one order over several nodes; each node
+reads and searches its own files (``logs/log_files.py``).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Logs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Whose:
-    """Whose lines are meant: the fields of a ``LogQuery``, and nodes (none: all)."""
+class LogSelection:
+    """Which lines of which nodes (none: of all) are wanted."""
 
     query: LogQuery
     nodes: tuple[str, ...] = ()
@@ -73,8 +73,10 @@ class Whose:
     folders: tuple[Path, ...] = ()
 
 
-def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQuery) -> Whose:
-    """Return the query for what a person calls a process.
+def select_logs(
+    source: ClusterSource, of: str | None, rank: int | None, query: LogQuery
+) -> LogSelection:
+    """Return the query, and the nodes to ask, for what a person calls a process.
 
     Args:
         source: The cluster.
@@ -89,10 +91,10 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
     if of is None:
         if rank is not None:
             raise TargetError("--rank is of a training run: name it.")
-        return Whose(query)
+        return LogSelection(query)
     nodes, pid = process_called(source, of)
     if pid:
-        return Whose(dataclasses.replace(query, pids=(pid,)), tuple(nodes))
+        return LogSelection(dataclasses.replace(query, pids=(pid,)), tuple(nodes))
     actors = actors_called(source, of)
     if all(each["state"] == "DEAD" for each in actors):  # or there are none
         ended = _ended_run(source, of, rank, query)
@@ -102,14 +104,16 @@ def whose(source: ClusterSource, of: str | None, rank: int | None, query: LogQue
         # Files have the name of a class: also those of actors that the head knows no more.
         of_class = any(each["class_name"] == of for each in actors)
         ids = [] if of_class else [each["actor_id"] for each in actors]
-        return Whose(dataclasses.replace(query, actors=ids, names=() if ids else (of,)))
+        return LogSelection(dataclasses.replace(query, actors=ids, names=() if ids else (of,)))
     found = targets.find(source, of, rank)
     pids = tuple(each["pid"] for each in found)
     where = tuple({each["node_id"] for each in found})
-    return Whose(dataclasses.replace(query, pids=pids), where)
+    return LogSelection(dataclasses.replace(query, pids=pids), where)
 
 
-def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery) -> Whose | None:
+def _ended_run(
+    source: ClusterSource, of: str, rank: int | None, query: LogQuery
+) -> LogSelection | None:
     """Return where the output of a run that has ended is; None if none was copied to a folder here.
 
     Raises:
@@ -127,10 +131,10 @@ def _ended_run(source: ClusterSource, of: str, rank: int | None, query: LogQuery
     if not names:
         printed = ", ".join(sorted(ranks))
         raise TargetError(f"{of} has no rank {rank} that has printed; these have: {printed}.")
-    return Whose(dataclasses.replace(query, names=tuple(names)), (), attempts)
+    return LogSelection(dataclasses.replace(query, names=tuple(names)), (), attempts)
 
 
-def logs(source: ClusterSource, wanted: Whose) -> Logs:
+def logs(source: ClusterSource, wanted: LogSelection) -> Logs:
     """Return the last lines that are wanted, of all nodes, of those that are gone too.
 
     Raises:
@@ -146,7 +150,7 @@ def logs(source: ClusterSource, wanted: Whose) -> Logs:
     return found.sorted(query.tail)
 
 
-def follow(source: ClusterSource, wanted: Whose, before: Logs) -> Logs:
+def follow(source: ClusterSource, wanted: LogSelection, before: Logs) -> Logs:
     """Return the lines that came after those of an earlier call, and match."""
     found = Logs(ends=dict(before.ends))
     _ask(source, wanted, found, before.ends)
@@ -156,7 +160,7 @@ def follow(source: ClusterSource, wanted: Whose, before: Logs) -> Logs:
     return found.sorted(len(found.lines) or 1)
 
 
-def _ask(source: ClusterSource, wanted: Whose, found: Logs, ends: Any) -> None:
+def _ask(source: ClusterSource, wanted: LogSelection, found: Logs, ends: Any) -> None:
     """Ask the nodes that live; ``ends``: by node, what was read already.
 
     None: nothing was, and what nodes have left that are gone is read, too.

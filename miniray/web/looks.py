@@ -97,7 +97,7 @@ def _charts(source: ClusterSource, _asked: Mapping[str, Any]) -> dict[str, Any]:
 def _logs(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the last lines that match, and the command that shows more of them."""
     from miniray.logs.log_files import LogQuery
-    from miniray.util.logs import logs, whose
+    from miniray.util.logs import logs, select_logs
 
     (of, rank), grep = _meant(asked), asked.get("grep", "")
     tail = min(max(1, _number("tail", asked.get("tail", 200))), _MOST_LINES)
@@ -105,7 +105,7 @@ def _logs(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
         re.compile(grep)
     except re.error:
         grep = re.escape(grep)  # a person types words
-    found = logs(source, whose(source, of, rank, LogQuery(tail=tail, grep=grep)))
+    found = logs(source, select_logs(source, of, rank, LogQuery(tail=tail, grep=grep)))
     several = len({each.pid for each in found.lines}) > 1
     words = ["miniray", "logs", of, *(["--rank", str(rank)] if rank is not None else [])]
     words += ["--grep", grep] if grep else []

@@ -22,7 +22,7 @@ from miniray.logs.log_files import LogQuery
 from miniray.metrics.text import text
 from miniray.train import Checkpoint, FailureConfig, WorkerGroupError
 from miniray.train.run.page import RunPage, ended, listed
-from miniray.util.logs import logs, whose
+from miniray.util.logs import logs, select_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,7 +209,7 @@ def test_a_run_that_was_restarted_by_a_failure_says_why_in_its_attempts(
     head = current_runtime().head
     # A later run of that name has other words.
     fit(lambda: print("others"), None, 1, name="run", storage_path=tmp_path / "elsewhere")
-    found = logs(head, whose(head, page["run"]["run_id"], 0, LogQuery()))
+    found = logs(head, select_logs(head, page["run"]["run_id"], 0, LogQuery()))
     assert [each.text for each in found.lines] == ["words of attempt 1", "words of attempt 2"]
     assert [each["size"] for each in page["checkpoints"]] == [7, 7]
     assert all(Path(each["path"], "file").exists() for each in page["checkpoints"])
@@ -260,5 +260,5 @@ def test_a_run_whose_driver_was_killed_is_lost_and_its_folder_is_shown(
     assert (shown["run"]["state"], shown["series"]["n"]) == ("LOST", [1])
     assert "goes on from the newest checkpoint" in shown["run"]["error"]
     head = current_runtime().head  # what its ranks printed is on their nodes
-    found = logs(head, whose(head, shown["run"]["run_id"], None, LogQuery()))
+    found = logs(head, select_logs(head, shown["run"]["run_id"], None, LogQuery()))
     assert [each.text for each in found.lines] == ["words of a rank"]

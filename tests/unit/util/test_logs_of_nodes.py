@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.logs.log_files import LogQuery
 from miniray.util import logs as logs_of_nodes
-from miniray.util.logs import Logs, Whose, follow, logs
+from miniray.util.logs import Logs, LogSelection, follow, logs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ class Cluster:
 
 def test_a_node_that_is_gone_is_not_asked_again_and_again() -> None:
     cluster: Any = Cluster()
-    wanted = Whose(LogQuery(pids=(1,)), ("aa", "bb"))
+    wanted = LogSelection(LogQuery(pids=(1,)), ("aa", "bb"))
     found = logs(cluster, wanted)
     assert cluster.asked == [b"\xaa"]
     assert found.notes == [
@@ -50,7 +50,7 @@ def test_a_node_that_is_gone_is_not_asked_again_and_again() -> None:
 
 def test_what_is_followed_is_searched_by_who_follows() -> None:
     cluster: Any = Cluster()
-    found = follow(cluster, Whose(LogQuery(grep="^p")), Logs())
+    found = follow(cluster, LogSelection(LogQuery(grep="^p")), Logs())
     assert [each.text for each in found.lines] == ["pear"]
 
 
@@ -68,6 +68,6 @@ def test_a_node_that_is_gone_and_whose_files_cannot_be_searched_leaves_the_other
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(logs_of_nodes, "search", search)
     cluster: Any = Here()
-    found = logs(cluster, Whose(LogQuery()))
+    found = logs(cluster, LogSelection(LogQuery()))
     assert [each.text for each in found.lines] == ["apple", "pear"]
     assert found.notes == ["Node bb: the search failed: no memory."]
