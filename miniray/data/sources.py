@@ -130,7 +130,9 @@ class ReadUnit:
         """Return the values of ``refs``."""
         from miniray.api import get
 
-        return [each if isinstance(each, pa.Table) else get(each) for each in self.refs]
+        refs = [each for each in self.refs if not isinstance(each, pa.Table)]
+        got = iter(get(refs) if refs else ())  # all at once: values of other nodes are on their way
+        return [each if isinstance(each, pa.Table) else next(got) for each in self.refs]
 
     def bare(self) -> ReadUnit:
         """Return the unit without its refs, which are arguments of the task beside it."""
