@@ -7,11 +7,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from process_doubles import eventually
-from wire_ends import KEY
+from wire_ends import KEY, End
 
+from miniray.messages import protocol as p
 from miniray.wire import peers as peers_module
 from miniray.wire.connection import Connection
 from miniray.wire.peers import Peer, PeerTable, socket_path
+from miniray.wire.sockets import connect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,3 +85,18 @@ def test_a_connection_that_is_made_after_hanging_up_is_not_waited_for(
         hanging_up.join(5)
         assert not hanging_up.is_alive()
         stays_open.close()
+
+
+def test_a_message_of_an_unknown_kind_is_logged_and_the_next_one_handled(
+    loop: IOLoop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handled: list[Any] = []
+    link: Any = Link(loop, tmp_path)
+    table = PeerTable(link, NODE, on_lost=lambda _: None)
+    table.on_kind[p.PEER_CALL] = lambda peer, message: handled.append((peer.process_id, message))
+    other = End(connect(socket_path(str(tmp_path), ME)), loop, server=False)
+    for message in ((p.PEER_HELLO, NODE, OTHER), (999, "what"), (p.PEER_CALL, "call")):
+        other.conn.send(message)
+    eventually(lambda: handled == [(OTHER, (p.PEER_CALL, "call"))])
+    assert "a peer sent message kind 999, which this process does not know" in caplog.text
+    table.close()
