@@ -84,7 +84,7 @@ class HeadProcess:
     async def restart(self) -> None:
         """Start a head in the place of one that ended, and others if it cannot serve.
 
-        What they lack, as room on the disk, may come: their starts are ever further apart. Raises
+        What they lack, such as disk space, may come: their starts are ever further apart. Raises
         BootError if none serves within ``head_grace``, or if those that do end again and again.
         """
         now, grace = time.monotonic(), config().head_grace

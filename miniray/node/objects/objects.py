@@ -236,16 +236,16 @@ class NodeObjects:
         spilling, (size, *_) = self.spilling, value
         if size > self.store.capacity:  # only copies may be as large
             raise spilling.full(size)
-        room = await spilling.room_for(size, process)
+        space = await spilling.reserve(size, process)
         if not self._runs(process):
-            spilling.give_back(room)
+            spilling.give_back(space)
             raise _ended()
-        return self._made(process, room, value)
+        return self._made(process, space, value)
 
-    def _made(self, process: bytes, room: Memory | DiskPlace | None, value: _Value) -> _Created:
+    def _made(self, process: bytes, space: Memory | DiskPlace | None, value: _Value) -> _Created:
         size, form, owner, owner_node = value
         home = b"" if owner_node == self.node_id else owner_node
-        segment = self.store.create(size, form, owner, process, room, home)
+        segment = self.store.create(size, form, owner, process, space, home)
         if not home and not self._runs(owner):
             self.store.free(segment.number)  # its owner, which would, has ended
         memory = segment.memory

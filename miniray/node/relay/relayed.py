@@ -193,10 +193,10 @@ class Outbox:
             size += its_size
             batch.append(message)
             self._sent.append(sent)
-        room = max(1, _BATCH_BYTES - size)  # for one at least: messages may always wait
-        while self._values and room > 0:
+        left = max(1, _BATCH_BYTES - size)  # for one at least: messages may always wait
+        while self._values and left > 0:
             sent = its_size, message = self._values.popleft()
-            room -= its_size
+            left -= its_size
             batch.append(message)
             self._sent.append(sent)
         packed = pack(batch)

@@ -144,16 +144,16 @@ class SegmentStore:
         form: int,
         owner: bytes,
         writer: bytes,
-        room: Memory | DiskPlace | None = None,
+        space: Memory | DiskPlace | None = None,
         home: bytes = b"",
     ) -> Segment:
-        """Make a segment where its writer has room already, or in memory that is taken now.
+        """Make a segment where its writer has reserved space, or in memory that is taken now.
 
         Raises ObjectStoreFullError if there is no memory for it.
         """
-        if room is None:
-            room = self.take(size, writer)
-        memory, place = (room, None) if isinstance(room, Memory) else (None, room)
+        if space is None:
+            space = self.take(size, writer)
+        memory, place = (space, None) if isinstance(space, Memory) else (None, space)
         number = self._next
         self._next += 1
         segment = Segment(number, memory, size, form, owner, writer, place, home)

@@ -37,7 +37,7 @@ _FILE_SIZE = 16 * 1024 * 1024
 _SHARES = _FILE_SIZE // 4
 #: Values begin at such multiples in a file: they are mapped in whole pages.
 _BLOCK = 4096
-#: Errors of a disk without room: the device is full, or the quota of this user.
+#: Errors of a disk without space: the device is full, or the quota of this user.
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Bytes of one read or write: the end of the node waits for it.
 _STEP = 16 * 1024 * 1024

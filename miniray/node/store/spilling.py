@@ -92,23 +92,23 @@ class Spilling:
         return len(self._queue)
 
     # --- who gets memory ---------------------------------------------------------------------
-    async def room_for(self, size: int, writer: bytes = b"") -> Memory | DiskPlace:
-        """Wait for memory, or a place on disk if only what processes have mapped is in the way.
+    async def reserve(self, size: int, writer: bytes = b"") -> Memory | DiskPlace:
+        """Reserve memory, or a place on disk if only mapped values are in the way; wait for it.
 
         Raises:
             ObjectStoreFullError: The disk is full too, and processes went on using what they have.
             OSError: There is no descriptor, and none will come free.
         """
-        room = await self._take(size, writer) or await self._place_for(size)
-        if room is None:
-            room = await self._take(size, writer, config().store_full_timeout)
-        if room is not None:
-            return room
+        space = await self._take(size, writer) or await self._place_for(size)
+        if space is None:
+            space = await self._take(size, writer, config().store_full_timeout)
+        if space is not None:
+            return space
         held = self._describe_holders()
         raise self.full(size, f"It holds {held}." if held else "", self._trouble())
 
     def full(self, size: int, *notes: str) -> ObjectStoreFullError:
-        """Make the error of a process that gets no room for a value."""
+        """Make the error of a process for whose value there is no space."""
         COUNTED.count("object_store_full_errors_total")
         return ObjectStoreFullError(
             needed=size,
@@ -118,12 +118,12 @@ class Spilling:
             node_id=self._node_id.hex(),
         )
 
-    def give_back(self, room: Memory | DiskPlace) -> None:
-        """Return what ``room_for`` found and is not needed after all."""
-        if isinstance(room, DiskPlace):
-            self._files.release(room)
+    def give_back(self, space: Memory | DiskPlace) -> None:
+        """Return a reservation that is not needed after all."""
+        if isinstance(space, DiskPlace):
+            self._files.release(space)
         else:
-            self._store.put_back(room)
+            self._store.put_back(space)
 
     async def _take(self, size: int, writer: bytes, patience: float = 0.0) -> Memory | None:
         """Wait for memory as long as values leave it; None if what is left is mapped.
@@ -298,7 +298,7 @@ class Spilling:
             self._store.changed.set()  # whatever came of it
 
     async def _place_for(self, size: int) -> DiskPlace | None:
-        """Find a place on disk that a process may write to; None if the disk has no room."""
+        """Find a place on disk that a process may write to; None if the disk is full."""
         making = asyncio.ensure_future(self._make_place(size))
         try:
             return await asyncio.shield(making)

@@ -100,8 +100,8 @@ class Transfers:
         arriving = self.arriving[key] = Arriving()
         try:
             # Before the source is asked: a transfer without memory must not take a turn there.
-            room = await self.spilling.room_for(size)
-            segment = self.store.create(size, 0, writer_of(key), self.node_id, room)
+            space = await self.spilling.reserve(size)
+            segment = self.store.create(size, 0, writer_of(key), self.node_id, space)
             arriving.segment = segment
             began = time.perf_counter()
             with SPANS.timed("transfer", format_bytes(size)):

@@ -177,7 +177,7 @@ class Template:
         """Fork a worker. The descriptors are its stdout, its stderr, and its file."""
         pid = -1
         try:
-            if len(fds) != _WORKER_FDS:  # the kernel drops what finds no room here
+            if len(fds) != _WORKER_FDS:  # the kernel drops what does not fit here
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             spec = stdio.read_spec(fds[-1])
             pid = os.fork()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from miniray.node.store.segments import Segment
 
 PAGE = 4096
-ROOM = 8  # values of one page
+CAPACITY = 8  # values of one page
 NODE = b"node0000"
 OWNER, READER, WRITER = b"owner000", b"reader00", b"writer00"
 
@@ -48,7 +48,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.told = Pushes("store_short")
-        self.store = new_store(ROOM * PAGE, folder / "spilled", self.told)
+        self.store = new_store(CAPACITY * PAGE, folder / "spilled", self.told)
         self._copies = Copies(self.store, lambda _node: True)
         self.spilling = Spilling(self._copies, lambda: "All held.", NODE)
 
@@ -59,14 +59,14 @@ class Node:
     async def create(self, pages: int = 1) -> Segment:
         """A value as a writer makes it; its content is its number."""
         size = pages * PAGE
-        room = await self.spilling.room_for(size, WRITER)
-        segment = self.store.create(size, 0, OWNER, WRITER, room)
+        space = await self.spilling.reserve(size, WRITER)
+        segment = self.store.create(size, 0, OWNER, WRITER, space)
         os.pwrite(segment.fd, content(segment), segment.offset)
         self.store.seal(segment.number)
         return segment
 
     async def fill(self) -> list[Segment]:
-        return [await self.create() for _ in range(ROOM)]
+        return [await self.create() for _ in range(CAPACITY)]
 
     async def read(self, segment: Segment, reader: bytes = READER) -> bytes:
         """A value as a reader sees it, which has it mapped from then on, on disk if need be."""
@@ -117,26 +117,26 @@ def test_the_least_recently_used_value_leaves_memory(run: Run) -> None:
         node.store.unmap([values[0].number], READER)
         await node.create()
         assert [value.in_memory for value in values[:3]] == [True, False, True]
-        assert node.store.used == ROOM * PAGE
+        assert node.store.used == CAPACITY * PAGE
 
     run(steps)
 
 
 def test_values_come_back_when_they_are_read_and_take_the_place_of_others(run: Run) -> None:
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(3 * ROOM)]
-        assert node.store.used <= ROOM * PAGE
+        values = [await node.create() for _ in range(3 * CAPACITY)]
+        assert node.store.used <= CAPACITY * PAGE
         for value in values + values[::-1]:
             assert await node.read(value) == content(value)
             node.store.unmap([value.number], READER)
-            assert node.store.used <= ROOM * PAGE
+            assert node.store.used <= CAPACITY * PAGE
 
     run(steps)
 
 
 def test_a_value_that_was_written_once_leaves_memory_without_being_written_again(run: Run) -> None:
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(ROOM + 1)]
+        values = [await node.create() for _ in range(CAPACITY + 1)]
         on_disk = node.spilling.spilled
         assert await node.read(values[0]) == content(values[0])
         node.store.unmap([values[0].number], READER)
@@ -153,8 +153,8 @@ def test_a_value_that_was_written_once_leaves_memory_without_being_written_again
 
 def test_the_disk_is_given_back_when_values_are_freed(run: Run) -> None:
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(3 * ROOM)]
-        assert node.spilling.spilled >= 2 * ROOM * PAGE
+        values = [await node.create() for _ in range(3 * CAPACITY)]
+        assert node.spilling.spilled >= 2 * CAPACITY * PAGE
         for value in values:
             node.store.free(value.number)
         await until(lambda: node.spilling.spilled == 0)
@@ -185,22 +185,22 @@ def test_many_who_wait_for_a_value_share_one_reading(
 
 def test_a_value_for_which_there_is_no_room_is_read_where_it_is(run: Run) -> None:
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(3 * ROOM)]
+        values = [await node.create() for _ in range(3 * CAPACITY)]
         for value in values:
             assert await node.read(value) == content(value)
-        assert node.store.used == ROOM * PAGE
+        assert node.store.used == CAPACITY * PAGE
         on_disk = [value for value in values if not value.in_memory]
-        assert len(on_disk) == 2 * ROOM
+        assert len(on_disk) == 2 * CAPACITY
         node.store.unmap([values[0].number], READER)
         assert await node.read(on_disk[0], WRITER) == content(on_disk[0])
-        assert on_disk[0].in_memory  # there was room again
+        assert on_disk[0].in_memory  # there was space again
 
     run(steps)
 
 
 def test_what_is_read_on_disk_stays_there_until_nobody_looks_at_it(run: Run) -> None:
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(2 * ROOM)]
+        values = [await node.create() for _ in range(2 * CAPACITY)]
         for value in values:
             await node.read(value)
         on_disk = [value for value in values if not value.in_memory]
@@ -220,7 +220,7 @@ def test_what_may_still_be_looked_at_on_disk_keeps_its_bytes(run: Run) -> None:
     """As by a driver after `shutdown`, or a child after its parent; whatever is freed around it."""
 
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(2 * ROOM)]
+        values = [await node.create() for _ in range(2 * CAPACITY)]
         for value in values:
             await node.read(value)
         looked_at = values[-1]
@@ -240,15 +240,15 @@ def test_a_writer_for_whom_there_is_no_memory_is_given_disk(run: Run) -> None:
     async def steps(node: Node) -> None:
         for value in await node.fill():
             await node.read(value)
-        room = await node.spilling.room_for(PAGE, WRITER)
-        assert isinstance(room, DiskPlace)
+        space = await node.spilling.reserve(PAGE, WRITER)
+        assert isinstance(space, DiskPlace)
         assert node.spilling.spilled == PAGE
-        node.spilling.give_back(room)
+        node.spilling.give_back(space)
         await until(lambda: node.spilling.spilled == 0)
         node.store.process_died(READER)
-        room = await node.spilling.room_for(PAGE, WRITER)
-        assert not isinstance(room, DiskPlace)
-        node.spilling.give_back(room)
+        space = await node.spilling.reserve(PAGE, WRITER)
+        assert not isinstance(space, DiskPlace)
+        node.spilling.give_back(space)
 
     run(steps)
 
@@ -339,7 +339,7 @@ def test_who_leaves_makes_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     async def steps(node: Node) -> None:
         await node.fill()
         slow = Slow(monkeypatch)
-        large, small = (asyncio.ensure_future(node.create(pages)) for pages in (ROOM, 1))
+        large, small = (asyncio.ensure_future(node.create(pages)) for pages in (CAPACITY, 1))
         await slow.begun.wait()
         large.cancel()
         slow.go_on.set()
@@ -365,7 +365,7 @@ def test_who_leaves_while_disk_is_set_aside_leaves_none_of_it(
     async def steps(node: Node) -> None:
         for value in await node.fill():
             await node.read(value)
-        waiting = asyncio.ensure_future(node.spilling.room_for(PAGE, WRITER))
+        waiting = asyncio.ensure_future(node.spilling.reserve(PAGE, WRITER))
         await until(begun.is_set)
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -378,7 +378,7 @@ def test_who_leaves_while_disk_is_set_aside_leaves_none_of_it(
 
 def test_nobody_waits_for_a_value_that_was_freed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(ROOM + 1)]
+        values = [await node.create() for _ in range(CAPACITY + 1)]
         slow = Slow(monkeypatch)  # what has to leave for it
         waiting = asyncio.ensure_future(node.read(values[0]))
         await slow.begun.wait()
@@ -438,10 +438,10 @@ def test_a_value_that_is_freed_while_it_is_written_leaves_nothing(
         waiting = asyncio.ensure_future(node.create())
         await slow.begun.wait()
         node.store.free(values[0].number)
-        assert node.store.used == ROOM * PAGE  # its memory is being read
+        assert node.store.used == CAPACITY * PAGE  # its memory is being read
         slow.go_on.set()
         await waiting
-        assert node.store.used == ROOM * PAGE
+        assert node.store.used == CAPACITY * PAGE
         await until(lambda: node.spilling.spilled == 0)
 
     run(steps)
@@ -490,7 +490,7 @@ def test_processes_that_may_keep_values_mapped_are_told_that_memory_is_short(run
 def test_a_value_larger_than_the_store_disturbs_nothing(run: Run) -> None:
     async def steps(node: Node) -> None:
         values = await node.fill()
-        assert not (await node.create(ROOM + 1)).in_memory
+        assert not (await node.create(CAPACITY + 1)).in_memory
         assert all(value.in_memory for value in values)
 
     run(steps)
@@ -527,15 +527,15 @@ def test_values_on_a_disk_that_is_full_are_told_apart_from_other_files(
     monkeypatch.setattr(spill_files, "look_at", lambda _folder: Disk(100 * PAGE, PAGE))
 
     async def steps(node: Node) -> None:
-        for _ in range(2 * ROOM):
+        for _ in range(2 * CAPACITY):
             await node.create()
-        await until(lambda: node.spilling.spilled == ROOM * PAGE)
+        await until(lambda: node.spilling.spilled == CAPACITY * PAGE)
         monkeypatch.setattr(spill_files, "allocate", full_disk)
-        for segment in list(node.store):  # memory has room for nothing but what looks at it
+        for segment in list(node.store):  # memory fits only the mapped values
             if segment.in_memory:
                 await node.read(segment, WRITER)
         with pytest.raises(ObjectStoreFullError) as caught:
-            await node.spilling.room_for(PAGE, WRITER)
+            await node.spilling.reserve(PAGE, WRITER)
         told = "Of the 400 KiB of that disk, values of this node take 32 KiB, other files take 364"
         assert told in str(caught.value)
 
@@ -561,22 +561,22 @@ def test_of_a_disk_that_is_broken_it_is_not_told_how_full_it_is(
 
 def test_what_is_on_a_full_disk_can_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(2 * ROOM)]
-        await until(lambda: node.spilling.spilled == ROOM * PAGE)
+        values = [await node.create() for _ in range(2 * CAPACITY)]
+        await until(lambda: node.spilling.spilled == CAPACITY * PAGE)
         monkeypatch.setattr(spill_files, "write", full_disk)
         monkeypatch.setattr(spill_files, "allocate", full_disk)
         for value in [*values, *reversed(values)]:
             assert await node.read(value) == content(value)
             node.store.unmap([value.number], READER)
-            assert node.store.used <= ROOM * PAGE
+            assert node.store.used <= CAPACITY * PAGE
         with contextlib.suppress(ObjectStoreFullError):
-            for _ in range(ROOM):  # what is on the disk already makes room for some
+            for _ in range(CAPACITY):  # what is on the disk already leaves space for some
                 values.append(await node.create())
-        assert len(values) < 3 * ROOM
+        assert len(values) < 3 * CAPACITY
         for value in values:
             assert await node.read(value) == content(value)
             node.store.unmap([value.number], READER)
-            assert node.store.used <= ROOM * PAGE
+            assert node.store.used <= CAPACITY * PAGE
 
     run(steps)
 
@@ -597,7 +597,7 @@ def test_a_value_that_cannot_be_read_back_is_lost_with_the_reason(
         used = node.store.used
         node.store.free(value.number)
         assert node.store.used == used
-        assert used <= ROOM * PAGE
+        assert used <= CAPACITY * PAGE
 
     run(steps)
 
@@ -608,7 +608,7 @@ def test_a_lack_of_descriptors_is_no_failure_of_the_disk(
     monkeypatch.setattr(spill_files, "limit", lambda: 0)
 
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(2 * ROOM)]  # still written to disk
+        values = [await node.create() for _ in range(2 * CAPACITY)]  # still written to disk
         assert not all(value.in_memory for value in values)
 
     run(steps)
@@ -619,7 +619,7 @@ def test_values_for_which_there_are_no_descriptors_leave_memory(
 ) -> None:
     async def steps(node: Node) -> None:
         limit_memory(monkeypatch, 5)
-        values = [await node.create() for _ in range(ROOM)]
+        values = [await node.create() for _ in range(CAPACITY)]
         assert sum(value.in_memory for value in values) <= 5
         for value in values:  # and they come back in the place of others
             assert await node.read(value) == content(value)
@@ -628,7 +628,7 @@ def test_values_for_which_there_are_no_descriptors_leave_memory(
         assert looked_at
 
         async def create_and_look_at_it() -> None:
-            for _ in range(ROOM):
+            for _ in range(CAPACITY):
                 node.store.map((await node.create()).number, READER)
 
         with pytest.raises(OSError, match="Too many open files"):
@@ -668,7 +668,7 @@ def test_large_memory_goes_back_while_the_loop_goes_on(
         for value in await node.fill():
             node.store.free(value.number)
         assert node.store.memories.closing
-        waiting = asyncio.ensure_future(node.create(ROOM))
+        waiting = asyncio.ensure_future(node.create(CAPACITY))
         await asyncio.sleep(0)
         assert not waiting.done()
         blocked.set()
@@ -680,10 +680,10 @@ def test_large_memory_goes_back_while_the_loop_goes_on(
 
 def test_what_exceeds_the_threshold_leaves_ahead_of_need(run: Run) -> None:
     async def steps(node: Node) -> None:
-        for _ in range(ROOM):
+        for _ in range(CAPACITY):
             await node.create()
             node.spilling.spill_ahead()
-        limit = config().spill_threshold * ROOM * PAGE
+        limit = config().spill_threshold * CAPACITY * PAGE
         await until(lambda: node.store.used <= limit)
         assert node.store.used > limit - PAGE
 
