@@ -99,6 +99,7 @@ def test_notices_that_cannot_be_handled_harm_neither_their_driver_nor_another(
     raw.send((p.HEAD_NOTICE, "create_actor", b""))
     raw.send((99, "no such kind"))
     raw.send(("text",))
+    raw.send((["no kind"], 1))
     error, body = raw.ask_head("kv_exists", "space", b"key")
     assert error is None
     assert marshal.loads(body) is False

@@ -125,7 +125,7 @@ class ClientServer:
 
     def _take(self, client: Client, message: tuple[Any, ...]) -> None:
         kind, *fields = message
-        handler = self.kinds.get(kind)
+        handler = self.kinds.get(kind) if isinstance(kind, int) else None
         if handler is None:
             logger.error("%s sent a message of kind %.40r", client, kind)
         else:
