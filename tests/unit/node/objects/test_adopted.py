@@ -91,6 +91,19 @@ def test_it_is_freed_when_its_last_borrower_lets_go_or_dies(
     assert not service.speaks_for(OWNER)
 
 
+def test_what_a_process_of_this_node_borrowed_is_freed_if_it_is_not_connected(
+    parts: tuple[AdoptedObjects, Relay, Directory],
+) -> None:
+    service, _relay, directory = parts
+    living, gone = b"living00", b"gone0000"
+    service.clients.clients[living] = object()  # type: ignore[assignment]
+    adopt: Any = service.clients.requests["adopt"]
+    for number, borrower in enumerate((living, gone)):
+        value = (p.VALUE_SHARED, (NODE, number, NODE, 1000), ())
+        adopt(Owner(), [(OWNER + borrower, value, ((borrower, NODE, 1),), ())])
+    assert directory.freed == [(NODE, 1, NODE)]
+
+
 class Unwalked(dict[Any, Any]):
     def items(self) -> Any:
         raise AssertionError("all objects are walked over")

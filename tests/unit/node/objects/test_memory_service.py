@@ -74,12 +74,6 @@ class Relay:
         return node != LOST
 
 
-class Objects:
-    def __init__(self) -> None:
-        self.node_id = NODE
-        self.store = new_store(1 << 20)
-
-
 class Adopted:
     def held(self) -> list[Any]:
         return []
@@ -95,7 +89,8 @@ class Names:
 
 class Parts:
     def __init__(self) -> None:
-        self.clients, self.relay, self.objects = Clients(), Relay(), Objects()
+        self.clients, self.relay = Clients(), Relay()
+        self.store = new_store(1 << 20)
         self.names = Names()
         self.requests = NodeRequests(self.relay)  # type: ignore[arg-type]
         self.questions = Questions(
@@ -106,7 +101,7 @@ class Parts:
         )
         self.service = MemoryService(
             NODE,
-            self.objects.store,
+            self.store,
             Adopted(),  # type: ignore[arg-type]
             self.clients,  # type: ignore[arg-type]
             self.questions,
@@ -124,7 +119,7 @@ class Parts:
 def parts() -> Iterator[Parts]:
     parts = Parts()
     yield parts
-    parts.objects.store.close()
+    parts.store.close()
 
 
 def answered(report: NodeMemory) -> dict[bytes, bool]:

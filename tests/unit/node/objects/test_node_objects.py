@@ -127,6 +127,21 @@ def test_a_value_that_the_daemon_has_adopted_outlives_its_process_and_leaves_not
     run(test)
 
 
+def test_a_value_is_freed_when_it_is_whole_if_its_owner_is_not_connected() -> None:
+    async def test(node: Node) -> None:
+        node.objects.spilling.spill_ahead = lambda: None  # type: ignore[method-assign]
+        writer: Any = types.SimpleNamespace(process_id=WRITER)
+        create: Any = node.objects.clients.requests["create_segment"]
+        (kept, _memory), _fd = create(writer, SIZE, 0, OWNER, HERE)
+        del node.objects.clients.clients[OWNER]
+        (freed, _memory), _fd = create(writer, SIZE, 0, OWNER, HERE)
+        for number in (kept, freed):
+            node.objects.seal(number, "")
+        assert [segment.number for segment in node.store] == [kept]
+
+    run(test)
+
+
 def test_what_was_written_or_is_read_here_of_an_owner_goes_with_its_node() -> None:
     async def test(node: Node) -> None:
         before = node.known()
