@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What ``Relayed.notice`` is of messages of one process to another; else a notice of one daemon to
-#: another:
+# --- what daemons send each other: ``Relayed.notice`` ------------------------------------------
+#: ``bodies`` are messages of the process ``sender`` to the process ``to``.
 MESSAGES = ""
 #: ``sender`` watches the process ``to``.
 WATCH = "watch"
@@ -56,7 +56,7 @@ class Relayed(NamedTuple):
     to: bytes = b""
     sender: bytes = b""
     bodies: Sequence[bytes] = ()
-    #: The kind of a notice, and its fields.
+    #: ``MESSAGES``, or the kind of a notice, and its fields.
     notice: str = MESSAGES
     items: tuple[Any, ...] = ()
 

@@ -158,7 +158,7 @@ class Memories:
         memory.pooled = True
         bisect.insort(self._pool, (memory.capacity, memory.number))
         self.pooled += memory.capacity
-        # Warm memory is kept for as much as is in use, so an idle node gives it back.
+        # Warm memory is kept for as much as is in use: of an idle node, for a quarter of the store.
         most = min(max(self.used, self.capacity // 4), self.capacity - self.used)
         while self._pool and self.pooled > most:
             self._close(self._unpool(0))

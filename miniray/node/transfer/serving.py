@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 #: Why a node gives no value, or no more of it.
 _NOT_HERE = "it is not on this node"
 _ENDED = "its transfer to the node that passes it on ended"

@@ -50,8 +50,6 @@ _RESUMES = 5
 _WITHOUT_MOVER = 60.0
 #: Pieces of one value that are asked for ahead of what has come.
 _AHEAD = 2
-
-
 #: Part of the store that what `wait` wants may take while it is on its way.
 _SHARE = 4
 #: A process, and the number of its request.
