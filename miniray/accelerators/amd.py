@@ -67,7 +67,7 @@ class AmdGPU(Family):
         """Return HIP's variable where the daemon has it, else that of the layer below."""
         if _HIP in environ:
             return _HIP
-        # Empty it is meant for NVIDIA's: HIP hides nothing then.
+        # An empty value is meant for NVIDIA's: HIP shows all devices then.
         return _CUDA if environ.get(_CUDA) else _ROCR
 
     def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:

@@ -1,7 +1,7 @@
 """Asks Ascend's device library (ACL) what the NPUs of this machine are, and prints it.
 
 Run as a program by detection, so that a library that hangs, crashes or starts threads does so in a
-process of its own; it imports nothing but the standard library. Both questions are answered by the
+process of its own; it imports only the standard library. Both questions are answered by the
 driver alone, without ``aclInit`` and without a device being set
 (https://github.com/hicann/runtime, src/acl/aclrt_impl: device.cpp, acl_rt_impl_base.cpp).
 """
@@ -19,8 +19,8 @@ _DEFAULT_HOME = "/usr/local/Ascend/ascend-toolkit/latest"
 
 
 def main() -> None:
-    """Print the name of the chip, such as ``Ascend910B3``; nothing where there is no library."""
-    # What is visible to the daemon is not the library's business, nor are its ids there yet.
+    """Print the name of the chip, such as ``Ascend910B3``; no lines where there is no library."""
+    # The daemon applies visibility, not the library, which need not have the daemon's ids.
     os.environ.pop("ASCEND_RT_VISIBLE_DEVICES", None)
     library = _library()
     if library is None:

@@ -1,8 +1,7 @@
 """What every accelerator family has in common.
 
-A family knows a resource name, a visibility variable, how its devices are
-found, and what a worker's environment must say. Which families a node
-announces is decided in ``node_resources.py``.
+A family has a resource name, a visibility variable, a way to find its devices, and the variables of
+a worker's environment. Which families a node announces is decided in ``node_resources.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 class AcceleratorRequestError(ValueError):
-    """Accelerators were asked for in a way that a node or a family can't honour."""
+    """A request for accelerators that a node or a family can't serve."""
 
 
 class Detected(NamedTuple):
@@ -38,7 +37,7 @@ class Detected(NamedTuple):
 
     @classmethod
     def numbered(cls, count: int, type: str | None = None) -> Detected:
-        """Return ``count`` devices, whose ids are numbers from 0 on."""
+        """Return ``count`` devices with the ids 0, 1 and so on."""
         return cls(tuple(map(str, range(count))), type)
 
 
@@ -84,7 +83,7 @@ class Family(abc.ABC):
         return Description(type=detected.type)
 
     def use(self, host: Host, timeout: float) -> dict[str, Use]:
-        """Return what this machine's devices use now, by id; nothing where no tool reports it.
+        """Return what this machine's devices use now, by id; empty where no tool reports it.
 
         Raises:
             DetectionError: A tool is not there, or gives no answer within ``timeout`` seconds.
@@ -120,7 +119,7 @@ class Family(abc.ABC):
     ) -> list[str]:
         """Return those of the visible ids that can be on this machine.
 
-        Numbers are compared with what was found. Other forms (a UUID, a MIG or a
+        Numbers are compared with the devices found. Other forms (a UUID, a MIG or a
         sub-device) name parts that detection does not list, so they count where
         there is any device.
         """
@@ -149,10 +148,10 @@ class Family(abc.ABC):
         return ",".join(ids)
 
     def check_amount(self, amount: float) -> None:
-        """Refuse an amount that a task, actor or bundle can't ask of this family.
+        """Refuse an amount that a task, actor or bundle can't have of this family.
 
         Raises:
-            AcceleratorRequestError: It is a fraction and the family has none.
+            AcceleratorRequestError: The amount is a fraction and the family has none.
         """
         if not self.fractional and amount % 1 != 0:
             raise AcceleratorRequestError(

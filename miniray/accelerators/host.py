@@ -38,7 +38,7 @@ class DetectionError(Exception):
 
 
 class ToolNotFoundError(DetectionError):
-    """A vendor's tool is not installed, which says nothing about its devices."""
+    """A vendor's tool is not installed; its devices may still exist."""
 
 
 def run_tool(command: Sequence[str], timeout: float) -> str:
@@ -79,7 +79,7 @@ def run_tool(command: Sequence[str], timeout: float) -> str:
 
 
 def _kill(process: Popen[bytes]) -> None:
-    """End a tool and what it started, without waiting for one that is stuck in its driver."""
+    """End a tool and its children, without waiting for one that is stuck in its driver."""
     import subprocess
 
     os.killpg(process.pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from miniray.accelerators.base import Use
     from miniray.accelerators.host import Host
 
-#: Its field of hl-smi, and the metric, kind and unit of what stands there.
+#: Its field of hl-smi, and the metric, kind and unit of the value.
 _USE = {
     "utilization.aip": ("utilization_ratio", "", 0.01),
     "memory.used": ("memory_used_bytes", "", 1 << 20),

@@ -90,7 +90,7 @@ def _selected(selector: str | None) -> list[str] | None:
     """Return the ids that a selector names; None where it leaves every Level Zero GPU visible.
 
     The grammar is that of the oneAPI compiler's documentation:
-    ``backend:devices[;backend:devices...]``, with ``!`` for what to leave out.
+    ``backend:devices[;backend:devices...]``, with ``!`` for devices to leave out.
     """
     if selector is None:
         return None
@@ -103,7 +103,7 @@ def _selected(selector: str | None) -> list[str] | None:
             )
         backend, colon, devices = term.rpartition(":")
         if colon and backend not in {_BACKEND, "*"}:
-            continue  # another backend, which sees none of what Level Zero sees
+            continue  # another backend, which sees no device of Level Zero
         if devices in {"*", "gpu"}:
             return None
         ids += parse_ids(_SELECTOR, devices)

@@ -1,4 +1,4 @@
-"""Which accelerators a node announces, and what its workers' environments say.
+"""The accelerators that a node announces, and the environments of its workers.
 
 The result is plain data: the daemon sends it to the head and keeps it to set the
 environment of each worker it starts.
@@ -67,17 +67,16 @@ def resolve_node_accelerators(
 ) -> NodeAccelerators:
     """Decide what a node announces.
 
-    What the user asks for is announced even beyond what exists, but not beyond what
+    Amounts that the user gives are announced even beyond what exists, but not beyond what
     the family's variable names in the daemon's environment. What the user does not
     mention is detected.
 
     Args:
         requested_num_gpus: GPUs to announce; None to detect them.
-        requested_resources: Amounts by resource name. Those of accelerators and
-            declarations of custom devices (a mapping with ``count``) are read; other
-            entries are the caller's.
+        requested_resources: Amounts by resource name. Accelerators and declarations of custom
+            devices (a mapping with ``count``) are read; other entries are the caller's.
         host: The machine.
-        gpu_family: ``nvidia``, ``amd`` or ``intel``: whose the GPUs are. By default
+        gpu_family: ``nvidia``, ``amd`` or ``intel``: the vendor of the GPUs. By default
             the first of these that is found; logical GPUs are NVIDIA's.
 
     Raises:
@@ -195,7 +194,7 @@ def _announced_ids(
     family: Family, detected: Detected, requested: int | None, environ: Mapping[str, str]
 ) -> list[str]:
     if requested is None and not detected.ids:
-        return []  # whatever a variable says, there is nothing it could name
+        return []  # there is no device that a variable could name
     visible = family.visible_ids(environ)
     if requested is None:
         return (

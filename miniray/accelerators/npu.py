@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from miniray.accelerators.base import Use
     from miniray.accelerators.host import Host
 
-#: By its path, and apart from the user's modules (-I): it needs nothing of the package.
+#: By its path, and apart from the user's modules (-I): it uses no module of the package.
 _ASK_LIBRARY = (sys.executable, "-I", str(Path(__file__).with_name("ascendcl.py")))
 
 
@@ -49,7 +49,7 @@ class AscendNPU(Family):
         count = len(host.numbered("/dev", "davinci"))
         if not count:
             return Detected()
-        # The runtime numbers what a container was given from 0, whatever the nodes are called.
+        # The runtime numbers a container's devices from 0, regardless of the names of their nodes.
         try:
             model = _type(host.run(["npu-smi", "info"], TOOL_TIMEOUT))
         except ToolNotFoundError:

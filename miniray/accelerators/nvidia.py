@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _PROC = "/proc/driver/nvidia/gpus"
 _ASK_NAMES = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
-#: Its field of nvidia-smi, and the metric, kind and unit of what stands there.
+#: Its field of nvidia-smi, and the metric, kind and unit of the value.
 _USE = {
     "utilization.gpu": ("utilization_ratio", "", 0.01),
     "memory.used": ("memory_used_bytes", "", 1 << 20),

@@ -1,4 +1,4 @@
-"""The families that miniray knows, and devices that users declare themselves."""
+"""The families that miniray supports, and devices that users declare themselves."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _KEYS = ("count", "env", "fractional")
 
 
 class CustomDevice(Family):
-    """Devices of one declared resource; nothing is detected.
+    """Devices of one declared resource; detection is skipped.
 
     ``{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}`` gives a node four devices that are
     handed out like GPUs.
@@ -88,7 +88,7 @@ class CustomDevice(Family):
         self.read_late = variable is None  # who reads a variable, and when, is not known
 
     def detect(self, host: Host) -> Detected:
-        """Detect nothing: custom devices are what the user says."""
+        """Detect nothing: the user declares custom devices."""
         return Detected()
 
 

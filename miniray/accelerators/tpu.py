@@ -1,7 +1,7 @@
 """Google TPUs: chips by device node, the slice by environment or metadata.
 
-On GKE the slice is told in variables; on a TPU VM of Compute Engine the metadata
-server knows it, and is asked only where there are chips.
+On GKE variables name the slice; on a TPU VM of Compute Engine the metadata server does, which is
+queried only where there are chips.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GoogleTPU(Family):
         return Detected.numbered(count)
 
     def describe(self, host: Host, detected: Detected) -> Description:
-        """Return the TPU's generation, and which part of which slice this host is."""
+        """Return the TPU's generation, and this host's place in its slice."""
         facts = slice_facts(host, ask=bool(detected.ids))
         pod_type, name, worker = (facts.get(key) for key in ("pod-type", "slice-name", "worker-id"))
         resources: dict[str, float] = {}
@@ -157,7 +157,7 @@ _READ: dict[str, Callable[[str], str | None]] = {
 }
 
 
-#: Chips that one task or actor may ask for on a host.
+#: Chips that one task or actor may request on a host.
 CHIP_COUNTS = (1, 2, 4, 8)
 #: Chips of a host of all but the smallest slices.
 _CHIPS_PER_HOST = 4
@@ -230,7 +230,7 @@ def chips_of_pod_type(pod_type: str) -> int:
     """Return the chips of a slice by its pod type: 16 for ``v6e-16``, 8 for ``v4-16``.
 
     Raises:
-        AcceleratorRequestError: It is no kind of slice.
+        AcceleratorRequestError: The text names no kind of slice.
     """
     name = normalize_pod_type(pod_type)
     if name is None:

@@ -57,7 +57,7 @@ def job() -> None:
 def _asks_jobs(function: Callable[..., Any]) -> Any:
     """Do as ``finds_cluster``, and give the function a connection for jobs.
 
-    Errors in what the user has written become errors of usage.
+    Show errors in the user's arguments as errors of usage.
     """
 
     def run(connect: Callable[[], CommandConnection], /, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`miniray logs`: what processes have printed, on all nodes, of those that are gone too."""
+"""`miniray logs`: the output of processes on all nodes, ended processes included."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _last_session() -> Path | None:
 
 
 def _offline(query: LogQuery, of: str | None) -> LogQuery:
-    """Return the query when there is no cluster that knows actors and runs."""
+    """Return the query when there is no cluster to look up actors and runs."""
     if of is None:
         return query
     pid = of.rpartition(":")[2]

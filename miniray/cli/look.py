@@ -55,7 +55,7 @@ def why(cluster: CommandConnection, of: str, as_json: bool) -> None:
     """Show why something waits, and name deadlocks.
 
     It is the id of an object or a task (the first digits, or as errors and lists show it), the id,
-    name or class of an actor, or the name of a task; without it, whatever drivers wait for.
+    name or class of an actor, or the name of a task; without it, all that drivers wait for.
     """
     from miniray.util.why import why as find
 

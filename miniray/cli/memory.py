@@ -1,4 +1,4 @@
-"""`miniray memory`: what is in the object store, whose it is, and why it is still held.
+"""`miniray memory`: the objects in the store, their owners, and why each is still held.
 
 What is shown is decided by pure functions over `ClusterMemoryState`.
 """
@@ -90,7 +90,7 @@ def memory(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Show what is in the object store, whose it is, and why it is still held."""
+    """Show the objects in the store, their owners, and why each is still held."""
     state = ask_memory(cluster, limit, timeout, detail=detail)
     if as_json:
         print_json(state.asdict())

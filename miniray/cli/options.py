@@ -43,7 +43,7 @@ _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 @contextlib.contextmanager
 def wrong_use(*further: type[Exception]) -> Iterator[None]:
-    """Show a ValueError, or another kind of error, as what the user has written wrong."""
+    """Show a ValueError, or another kind of error, as an error of usage."""
     kinds: tuple[type[Exception], ...] = (ValueError, *further)
     try:
         yield

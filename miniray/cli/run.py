@@ -71,7 +71,7 @@ def run(
     head: str | None,
     **given: Any,
 ) -> None:
-    """Run COMMAND on a cluster of all hosts on which this is started.
+    """Run COMMAND on a cluster of all hosts that start this.
 
     \b
     miniray run -- python train.py          # on this machine alone
@@ -80,8 +80,8 @@ def run(
 
     The first host starts the cluster, waits for the others, runs COMMAND with MINIRAY_ADDRESS set,
     ends the cluster and exits with COMMAND's exit code. The others join, and exit with 0 when the
-    cluster ends. Slurm, Open MPI, MPICH, SkyPilot, LeaderWorkerSet and Kubernetes tell which host
-    is which; otherwise --index and --nodes do, or MINIRAY_INDEX and MINIRAY_NODES.
+    cluster ends. Slurm, Open MPI, MPICH, SkyPilot, LeaderWorkerSet and Kubernetes number the hosts;
+    otherwise --index and --nodes do, or MINIRAY_INDEX and MINIRAY_NODES.
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     from miniray.launch import allocation
     from miniray.launch.events import run_below_init
@@ -106,7 +106,7 @@ def _tell(line: str) -> None:
 
 
 def _exit_as(run_program: Callable[[], int]) -> NoReturn:
-    """Exit with the code of a run, or that of what has kept its program from ending by itself."""
+    """Exit with the code of a run, or that of whatever ended its program early."""
     from miniray.launch.events import StoppedError
     from miniray.launch.program import ProgramError
 

@@ -1,4 +1,4 @@
-"""`miniray list`, `get` and `summary`: what there is in a cluster, as tables or as JSON.
+"""`miniray list`, `get` and `summary`: the state of a cluster, as tables or JSON.
 
 The records are those of ``miniray.util.state``; this file chooses which of their fields a table
 shows.

@@ -55,7 +55,7 @@ def status(cluster: CommandConnection, as_json: bool, watch: bool) -> None:
 def watch_status(
     look: Callable[[], ClusterStatus], every: float = 1.0, console: Console | None = None
 ) -> None:
-    """Show the status again and again on one screen, and what is wrong while there is none."""
+    """Refresh the status on one screen; without one, show why."""
     from rich.console import Console as Terminal
     from rich.console import Group
     from rich.live import Live
@@ -162,7 +162,7 @@ def _state(node: NodeStatus) -> str:
 
 
 def _used(node: NodeStatus) -> dict[str, float]:
-    """Return what is granted of a node's resources, and what objects really take of its memory."""
+    """Return the granted resources of a node, and the memory that its objects really take."""
     return {**node["used"], _STORE: node["object_store_used"]}
 
 
@@ -257,7 +257,7 @@ def _waiting(state: ClusterStatus) -> Section:
         )
         for demand in demands
     ]
-    # Never cut short: this is where a user finds out why nothing happens.
+    # Never cut short: this shows a user why nothing happens.
     return Section("Waiting", ("What", "Asks for", "Since", "Why"), rows, "Nothing waits.")
 
 

@@ -108,8 +108,8 @@ def end_nodes(
 
     Args:
         records: The nodes, all ended at the same time.
-        force: Kill at once instead of asking first.
-        grace: Seconds that they may take when asked; None: twice ``stop_grace``, as a
+        force: Kill at once, without a request to end first.
+        grace: Seconds that they may take after the request; None: twice ``stop_grace``, as a
             node gives its workers that much.
     """
     if grace is None:
@@ -117,7 +117,7 @@ def end_nodes(
     with contextlib.ExitStack() as stack:
         handles = [_Processes(stack) for _ in records]
         for record, processes in zip(records, handles, strict=True):
-            # The daemon and the head first: they would tell that a worker was killed for memory.
+            # The daemon and the head first: they would report that a worker was killed for memory.
             processes.add([*record.living(), *session_processes(record.session.id)])
             if not force:
                 processes.send(signal.SIGTERM, _whom_to_ask(record, processes))
@@ -137,7 +137,7 @@ def _whom_to_ask(record: ClusterRecord, processes: _Processes) -> Iterable[Proce
 
 
 def _finish(record: ClusterRecord, processes: _Processes) -> Ended:
-    """Kill what is left, and remove the session's files when nothing is."""
+    """Kill the remaining processes, and remove the session's files when none is left."""
     killed: set[ProcessId] = set()
     for _ in range(_KILL_ROUNDS):
         processes.add(session_processes(record.session.id))
@@ -217,7 +217,7 @@ def _meant(address: str | None) -> list[ClusterRecord]:
 
 
 def _of_program(record: ClusterRecord, address: str | None) -> bool:
-    """Return whether a node belongs to a program that runs, and its cluster was not asked for."""
+    """Return whether a node belongs to a running program, and its cluster was not named."""
     living = record.driver is not None and record.driver.alive()
     return record.embedded and living and not (address is not None and record.is_head)
 
@@ -258,7 +258,7 @@ def _count(number: int, noun: str) -> str:
 def drain(
     cluster: CommandConnection, node: str, *, undo: bool, wait: bool, timeout: float | None
 ) -> None:
-    """Place nothing new on NODE: an id as `miniray status` shows it, or its first digits.
+    """Stop placing work on NODE: an id as `miniray status` shows it, or its first digits.
 
     What runs there goes on. Actors that restart, bundles of placement groups and demands that
     prefer the node go to others.

@@ -59,7 +59,7 @@ def drawn(headline: str, sections: Iterable[Section]) -> Iterator[RenderableType
 
 
 def _shown(sections: Iterable[Section]) -> Iterator[Section]:
-    """Yield the sections that have something to show, with nothing that could steer a terminal."""
+    """Yield the non-empty sections, without characters that could steer a terminal."""
     for section in sections:
         if section.rows or section.empty:
             rows = [tuple(map(printable, row)) for row in section.rows]

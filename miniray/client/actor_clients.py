@@ -1,4 +1,4 @@
-"""The actors that this process created or calls: creation, lookup, and what the head says."""
+"""The actors that this process created or calls: creation, lookup, and states from the head."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ class ActorClients(Channel):
         if client.process_id:
             self._at[client.process_id] = client
         if state == DEAD and self.table.entry(id) is None:
-            self._clients.pop(id, None)  # later handles by name subscribe anew
+            self._clients.pop(id, None)  # later handles by name subscribe again
 
     def on_head_back(self) -> None:
         """Subscribe to all actors again, with a head that has forgotten it."""
@@ -289,7 +289,7 @@ class ActorClients(Channel):
                 self._at.pop(peer.process_id, None)
 
     def unreferenced(self, id: bytes) -> None:
-        """End an actor of this process, whose last handle went away.
+        """End an actor that this process created, after its last handle is gone.
 
         Its client stays until it has ended: handles that were found by name may have calls in
         flight.

@@ -2,7 +2,7 @@
 
 A child that user code forks closes the sockets that it inherited, counts no refs, runs none of our
 exit functions, and is refused the API until it calls ``init()`` itself. It may read the arrays that
-its parent had: nobody writes into that memory again.
+its parent had: that memory is never written to again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Introduction:
     """What a process reports to its node's daemon when it attaches."""
 
     process_id: bytes
-    #: "driver", "worker", or "command": it only asks.
+    #: "driver", "worker", or "command", which only sends requests.
     role: str
     job_id: bytes
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -39,12 +39,12 @@ class Attachment:
 
     Args:
         node_socket: Of the daemon.
-        key: By which processes of the cluster know each other.
+        key: Of the cluster; proves its processes to each other.
         introduction: Of this process.
         timeout: Seconds that the daemon may take to answer.
         on_shutdown: Called when the runtime is shut down; closes this.
         on_lost: Called when the daemon is gone.
-        process: What the runtime asks of the process.
+        process: What the runtime needs from the process.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class WaitingNews:
 
     def _tell_new(self, _error: Any, waiting: list[dict[str, Any]] | None, _fd: int) -> None:
         named = _named(waiting or ())
-        # A demand waits anew if its oldest request is younger than the last warning.
+        # A demand waits again if its oldest request is younger than the last warning.
         new = [each for key, each in named.items() if each["since"] >= self._told.get(key, 0.0)]
         self._told = {key: each["since"] + each["seconds"] for key, each in named.items()}
         if not new:
@@ -229,7 +229,7 @@ def _attach(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         raise
     if node.warning:
         runtime.loop.call_soon(lambda: output.warn(node.warning))
-    if node.dashboard_url and node.process is not None:  # it listens as this program has asked for
+    if node.dashboard_url and node.process is not None:  # it listens as this program has requested
         opens = f"`miniray dashboard --address {node.address}` opens it"
         text = f"The page of this cluster is at {node.dashboard_url}: {opens}."
         runtime.loop.call_soon(lambda: output.warn(text))

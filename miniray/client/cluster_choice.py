@@ -71,7 +71,7 @@ def wanted_address(address: str | None) -> str | None:
     """Return the address that a command is given, by option or ``MINIRAY_ADDRESS``; None: any.
 
     Raises:
-        ValueError: It is no address.
+        ValueError: The address is malformed.
     """
     if address in (None, "auto"):
         address = os.environ.get(ADDRESS_VARIABLE)
@@ -154,7 +154,7 @@ class LocalNode(NamedTuple):
     node_id: str
     #: The node's process, if this process started it for itself.
     process: subprocess.Popen[bytes] | None = None
-    #: What is wrong with what was started, though it runs; empty if nothing is.
+    #: A problem of the started node, though it runs; empty if there is none.
     warning: str = ""
     #: Where the cluster's page is; empty if it is not known here.
     dashboard_url: str = ""
@@ -178,7 +178,7 @@ def node_of_cluster(record: ClusterRecord) -> LocalNode:
     """Return the node that a record of a running cluster is of.
 
     Raises:
-        VersionMismatchError: It is of another version of miniray or Python.
+        VersionMismatchError: The cluster runs another version of miniray or Python.
         TokenError: The file with its token is gone.
     """
     from miniray.exceptions import VersionMismatchError

@@ -1,4 +1,4 @@
-"""What head and daemon are asked for the API: named actors, placement groups, listings."""
+"""Requests of the API to head and daemon: named actors, placement groups, listings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Seconds that the head may take to say why; a shorter timeout is not made longer by it.
 TO_HEAR_WHY = 0.5
-#: Placement groups that a process asks for before it waits for the head.
+#: Placement groups that a process requests before it waits for the head.
 _GROUPS_IN_FLIGHT = 256
 #: Calls of a chain, each the argument of the next, that are looked through.
 _DEEP = 10
@@ -165,7 +165,7 @@ class ClusterRequests(RuntimeHead):
         elif call.peer is None and isinstance(call.channel, ActorClient):
             kind, what, name = "actor", call.channel.actor_id, call.channel.name
         if what is None:
-            return ""  # it runs, or another process knows
+            return ""  # it runs, or another process has its state
         try:
             reason = self.link.head_request("why_waits", kind, what, timeout=TO_HEAR_WHY)
         except (TimeoutError, MinirayError):

@@ -65,7 +65,7 @@ def _no_actor() -> None:
 
 
 class ProcessHooks(NamedTuple):
-    """What a runtime asks of the process that it is in; as it stands, a driver."""
+    """What a runtime needs from its process; the defaults are a driver's."""
 
     #: Runs a wait of the running task, given with its timeout; gives the CPU back meanwhile.
     block: Block = plain_wait
@@ -76,7 +76,7 @@ class ProcessHooks(NamedTuple):
     #: The calls that it was given and that have not ended, for reports: id, name, and for how many
     #: seconds each runs (None: it waits for its turn).
     works: Callable[[], Iterable[tuple[bytes, str, float | None]]] = tuple
-    #: Called in a child that user code forks, after what it inherited is closed.
+    #: Called in a child that user code forks, after the inherited descriptors are closed.
     in_forked_child: Callable[[], None] = _nothing
 
 
@@ -243,7 +243,7 @@ class ClusterRuntime(Runtime):
             if entry.value is None:
                 self.table.set_value(entry.id, error)
 
-    # --- what parts below ask of those above ---------------------------------------------
+    # --- what lower parts need from higher ones ---------------------------------------------
     def _warn(self, text: str) -> None:
         """Warn the user; a worker's log goes to the driver."""
         self.on_topic["warning"](text)
@@ -306,11 +306,11 @@ class ClusterRuntime(Runtime):
             raise RuntimeError("exit_actor() can only be called in a method of an actor.")
         running = context.execution.get()
         if running is not None:
-            running.exits = True  # before it is asked whether anybody will see that
+            running.exits = True  # before the check whether the error will be shown
         if running is None or running.answered:
             self._process.end_actor()
         if running is None:
-            sys.exit()  # a thread of the user's: nobody prints its end
+            sys.exit()  # a thread of the user's: its end is not printed
         raise ActorExit
 
     # --- the end -------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What commands, ``miniray.util.state`` and job clients ask of a cluster, without being drivers.
+"""Requests of commands, ``miniray.util.state`` and job clients to a cluster, without a driver.
 
-A cluster that has a node on this machine is asked through that; any other one through a node that
-is started for the time, as ``init()`` of a driver outside of the cluster does it.
+A cluster that has a node on this machine is reached through that; any other one through a temporary
+node, as ``init()`` of a driver outside of the cluster starts one.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
     from miniray.common.specs import CommandSpec
 
-#: Seconds for an answer of the head: what it is asked is in its memory.
+#: Seconds for an answer of the head, which it has in memory.
 _PATIENCE = 5.0
 #: Seconds in which a head that was killed is usually back.
 _RESTART = 3.0
-#: Rows of a listing that wait for who watches it; of more, the latest stay.
+#: Rows of a listing that wait for its watcher; of more, the latest stay.
 _MOST_ROWS = 1000
 
 
@@ -54,7 +54,7 @@ class Page(NamedTuple):
 
 
 class CommandConnection:
-    """A cluster to ask."""
+    """A connection to a cluster for requests."""
 
     def __init__(self, node: LocalNode) -> None:
         self._node = node
@@ -89,7 +89,7 @@ class CommandConnection:
         with self.attached(on_lost=lambda: pushed.put(lost)) as attachment:
             link, topics = attachment.link, attachment.runtime.on_topic
             topics["rows"] = take
-            # The new head does not know who watches.
+            # The new head has no record of the watcher.
             topics["head_back"] = lambda: link.head_notice("watch", [listing])
             link.head_request("watch", [listing])
             while isinstance(told := pushed.get(), dict):
@@ -97,7 +97,7 @@ class CommandConnection:
         raise told
 
     def drain(self, prefix: str, *, undo: bool) -> str:
-        """Place nothing new on a node, or again; returns its id.
+        """Stop placing work on a node, or allow it again; returns the node's id.
 
         Raises:
             ValueError: not exactly one living node has an id that begins so.
@@ -109,7 +109,7 @@ class CommandConnection:
         """Wait until nothing runs on a drained node; False if it is not drained any more.
 
         Raises:
-            TimeoutError: something still runs there after so many seconds.
+            TimeoutError: something still runs there after ``seconds``.
         """
         with self.attached() as attachment:
             return bool(attachment.link.head_request("await_drained", node_id, timeout=seconds))
@@ -139,12 +139,12 @@ class CommandConnection:
         """Ask the head.
 
         Raises:
-            ConnectionError: It is out of reach, or does not answer.
+            ConnectionError: The head is out of reach, or does not answer.
         """
         with self.attached() as attachment, contextlib.suppress(TimeoutError):
             link = attachment.link
             return link.head_request(method, *args, timeout=_PATIENCE)
-        with self.attached():  # raises if the head is known to be lost by now
+        with self.attached():  # raises if the loss of the head was noticed by now
             raise ConnectionError(
                 f"The head at {self.address} did not answer within {_PATIENCE:g} s: it hangs, "
                 "or this machine cannot reach it."
@@ -186,7 +186,7 @@ class CommandConnection:
             attachment.runtime.shutdown()
 
     def close(self) -> None:
-        """End the node that was started to ask, if there is one; nothing of it stays."""
+        """End the node that this connection started, if any, and remove its files."""
         if self._node.process is not None:
             self._node.end()
             shutil.rmtree(self._node.session_dir, ignore_errors=True)  # its logs
@@ -257,7 +257,7 @@ class JobConnection:
         """Upload the files of an environment and submit a job.
 
         Args:
-            spec: Of the job. One that has its name and asks for the same is the same job.
+            spec: Of the job. A spec equal to that of a job with this name is the same job.
             runtime_env: Of the command, and of the drivers in it.
 
         Raises:
@@ -289,7 +289,7 @@ class JobConnection:
         return self._cluster().ask(method, *args)
 
     def log(self, name: str, since: float | None = None) -> Iterator[bytes]:
-        """Yield what a job has printed up to now; ``since``: in so many seconds."""
+        """Yield a job's output up to now; ``since``: of the last seconds only."""
         offset = self._offset(name, since)
         end = self._offset(name, 0.0)  # one that prints faster than it is read has no other
         with self._cluster().attached() as attachment:
@@ -303,11 +303,11 @@ class JobConnection:
         return 0 if since is None else int(self.ask("job_log_offset", name, since))
 
     def follow(self, name: str, since: float | None = None) -> Iterator[bytes]:
-        """Yield what a job prints until it has ended: each byte once, whatever is cut meanwhile.
+        """Yield a job's output until the job ends: each byte once, even across reconnects.
 
         Args:
             name: Of the job.
-            since: Begin with what it has printed in the last seconds; None: with all.
+            since: Begin with the output of the last seconds; None: with all.
 
         Raises:
             ConnectionError: The cluster was out of reach for ``node_timeout`` seconds.
@@ -339,7 +339,7 @@ class JobConnection:
         return self._connection
 
     def close(self) -> None:
-        """Leave the cluster; what is asked next reaches it again."""
+        """Leave the cluster; the next request connects again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(OSError):

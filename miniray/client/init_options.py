@@ -1,4 +1,4 @@
-"""What ``init()`` was asked for, checked; how to get there is ``bootstrap.py``'s business."""
+"""The arguments of ``init()``, checked; how to get there is ``bootstrap.py``'s business."""
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ class ObjectAccess(RuntimeObjects):
         refs = list(serialized.refs) or None
         return self._table.create_with_value(self._table.new_id(), serialized.value(), refs)
 
-    @uncut  # the memory would be nobody's; the ref of a small value drops that by itself
+    @uncut  # the memory would have no owner; the ref of a small value drops that by itself
     def _put_recorded(self, serialized: Serialized) -> ObjectRef[Any]:
-        """Store a value, and where in user code that was: costs nothing beside a large one."""
+        """Store a value and its place in user code, at a negligible cost beside a large value."""
         made = call_site()
         if serialized.size > config().inline_limit:
             table = self._table
@@ -103,7 +103,7 @@ class ObjectAccess(RuntimeObjects):
                 return [self._load(entries[0], deadline)]
             return self._load_all(entries, deadline)
         except MinirayError as error:
-            if type(error) is not GetTimeoutError:  # which says nothing of what they will be
+            if type(error) is not GetTimeoutError:  # which does not show what they will be
                 for entry in entries:  # one error stands for all that is wrong with them
                     entry.seen = True
             raise
@@ -182,7 +182,7 @@ class ObjectAccess(RuntimeObjects):
             ) from None
 
     def _time_to_map(self, entry: Entry, value: Value, deadline: float) -> float:
-        """Return how many seconds mapping may take; more than none for what is on this node."""
+        """Return how many seconds mapping may take; above 0 for values on this node."""
         left = time_left(deadline) or 0.0
         fetches = self._shared_memory.fetches
         if not left and fetches.is_remote(value):

@@ -104,8 +104,8 @@ class RefTracking:
         if collector.refs is not None:
             collector.refs.append(ref)
         else:
-            # Pickled by the user, outside of the runtime: nobody can know when that
-            # copy goes, so the object stays for the life of this process (as in Ray).
+            # Pickled by the user, outside of the runtime: the end of that copy cannot be observed,
+            # so the object stays for the life of this process (as in Ray).
             self.table.pin(ref.binary())
 
     def _on_deserialized(self, id: bytes, owner_node: bytes) -> ObjectRef[Any]:

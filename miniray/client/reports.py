@@ -1,7 +1,7 @@
-"""What this process reports when its daemon asks: of its calls, its objects and its metrics.
+"""What this process reports on request of its daemon: its calls, objects and metrics.
 
 Nothing is recorded for it: open calls and objects are in their tables, and what a call waits for is
-read from the frames of threads and coroutines when the question comes. `miniray list tasks`, `why`
+read from the frames of threads and coroutines on request. `miniray list tasks`, `why`
 and `memory` show it.
 
 A ref is one Python object: user code, a call in flight and a value that contains it may all hold
@@ -77,7 +77,7 @@ class Answers:
             number: Of the question.
             what: Its name.
             arguments: Those of the function that answers it.
-            deadline: When nobody waits any more, on the clock of this machine.
+            deadline: When the requester stops waiting, on the clock of this machine.
         """
         if time.monotonic() > deadline:
             return
@@ -118,7 +118,7 @@ class CallReports:
     #: Objects and calls of this process.
     table: ObjectTable
     calls: CallTable
-    #: Those that this process made or has called.
+    #: Actors that this process made or has called.
     actors: ActorClients
     #: As ``ProcessHooks.works``.
     works: Callable[[], Iterable[tuple[bytes, str, float | None]]]
@@ -295,7 +295,7 @@ class Holds:
                 reason["names"].append(name)
 
     def of(self, entry: Entry, pickled: int) -> list[Hold]:
-        """Return all reasons for an object; refs that nothing was seen to hold are user code's.
+        """Return all reasons for an object; refs without a holder found are user code's.
 
         Args:
             entry: Of the object.
@@ -318,7 +318,7 @@ class ObjectReports:
     refs: RefTracking
     #: Its calls.
     calls: CallTable
-    #: Those that it made or has called.
+    #: Actors that the process made or has called.
     actors: ActorClients
     #: Gives the calls that run here, and the refs that they hold.
     executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]]
@@ -391,7 +391,7 @@ class _Look:
             yield _order_of(each.value, b""), each
 
     def _is_large(self, id: bytes, value: Value | None) -> bool:
-        """Return whether a value may be in shared memory: of one not read, only its owner knows."""
+        """Return whether a value may be in shared memory; if unread, only its owner can say."""
         if value is not None:
             return is_shared(value)
         return not (self._table.is_owned(id) or self._is_actor(id))

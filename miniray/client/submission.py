@@ -143,7 +143,7 @@ class Submission(RuntimeCalls):
                 if interrupts is not None:
                     interrupts.end()
         except BaseException:
-            # A signal that waited ends the caller: nobody will ask for the result. What a running
+            # A signal that waited ends the caller: the result will not be requested. What a running
             # call has started goes with that, or stays, as its cancel says.
             if submitted and call.siblings is None:
                 calls.cancel_call(call)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: How much of two names is the same, of 1, if one is taken for the other.
 _NEARLY = 0.85
-#: By module: what Ray has there and miniray has not, with what to do instead.
+#: By module: names of Ray that miniray lacks, with what to do instead.
 _OF_RAY: dict[str, Mapping[str, str]] = {}
 
 
@@ -94,16 +94,16 @@ def tell_imports(module: str, of_ray: Mapping[str, str]) -> None:
     if not _OF_RAY:
         sys.meta_path.append(_Finder)
     _OF_RAY[module] = of_ray
-    # Finders are asked only for what may be a module of a package: one without files will do.
+    # Python queries finders only for what may be a module of a package: one without files will do.
     vars(sys.modules[module]).setdefault("__path__", [])
 
 
 class _Finder:
-    """Asked by Python's imports for modules that nobody else has found."""
+    """Called by Python's imports for modules that no other finder has."""
 
     @staticmethod
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> None:
-        """Find nothing; raise for what is known to be absent."""
+        """Find no module; raise for one listed as absent."""
         del path, target
         module, _, name = fullname.rpartition(".")
         instead = instead_of(name, _OF_RAY.get(module, {}))
@@ -113,7 +113,7 @@ class _Finder:
 
 
 class AbsentAttribute:
-    """An attribute that Ray's class has and ours has not, with what to do instead."""
+    """An attribute of Ray's class that ours lacks, with what to do instead."""
 
     def __init__(self, instead: str) -> None:
         self._instead = instead

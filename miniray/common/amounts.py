@@ -1,4 +1,4 @@
-"""Amounts of resources in fixed point, and the rules on which amounts can be asked for.
+"""Amounts of resources in fixed point, and the rules for valid amounts.
 
 Responsible for conversion and checks. Amounts are integers of 1/10000 of a unit.
 """

@@ -31,7 +31,7 @@ class Config(NamedTuple):
     metrics_prefix: str = "miniray"
     #: Whether metrics have a series per named actor of a class.
     metrics_per_actor: bool = False
-    #: How long a process asked to end may take before it is killed.
+    #: How long a process may take to end on request before it is killed.
     stop_grace: float = 5.0
     #: A worker that is not gone so long after it was killed, or that leaves something which is not,
     #: keeps its devices out of service until it is.
@@ -60,7 +60,7 @@ class Config(NamedTuple):
     #: What the head may keep of functions, classes and packages (``working_dir``, ``py_modules``)
     #: for the jobs that run; more is refused.
     job_code_limit: int = 2 * 1024 * 1024 * 1024
-    #: What a daemon may keep of functions and classes; it asks the head again for the rest.
+    #: What a daemon may keep of functions and classes; it requests the rest from the head again.
     code_cache: int = 256 * 1024 * 1024
     #: Data that is passed as an argument and takes more than this is named in a warning.
     large_argument_warning: int = 100 * 1024 * 1024
@@ -79,7 +79,7 @@ class Config(NamedTuple):
 
     #: Bytes on their way to a process of another node that it has not taken yet.
     relay_window: int = 16 * 1024 * 1024
-    #: A process that leaves so many bytes unread that its daemon has for it is disconnected, and
+    #: A process that leaves this many bytes of its daemon unread is disconnected, and
     #: ended if it is a worker. Output of workers is left out long before (``unread_output``).
     unread_limit: int = 256 * 1024 * 1024
 
@@ -109,7 +109,7 @@ class Config(NamedTuple):
     #: A request that finds store and disk full waits so long for processes to unmap what they do
     #: not use.
     store_full_timeout: float = 3.0
-    #: A process remembers so many finished tasks, and so many bytes of their arguments, to make
+    #: A process remembers this many finished tasks, and this many bytes of their arguments, to make
     #: results that are lost with a node again; beyond that the oldest are given up.
     lineage_calls: int = 10_000
     lineage_bytes: int = 64 * 1024 * 1024
@@ -126,7 +126,7 @@ class Config(NamedTuple):
     unread_output: int = 16 * 1024 * 1024
     #: Do not log the errors of tasks and methods whose results were dropped unread.
     ignore_unhandled_errors: bool = False
-    #: A log file of a worker, node or head that is as large becomes an older one, of which so many
+    #: A log file of a worker, node or head of this size becomes an older one, of which this many
     #: are kept with it: each of a worker's two streams takes at most the product.
     log_file_bytes: int = 64 * 1024 * 1024
     log_files: int = 4

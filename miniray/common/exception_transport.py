@@ -1,4 +1,4 @@
-"""Carries exceptions of user code from one process to another, whatever their class.
+"""Carries exceptions of user code, of any class, from one process to another.
 
 User exceptions may have constructors that ``pickle`` can't call again, members
 that can't be pickled, or classes that can't be subclassed. The functions here
@@ -54,7 +54,7 @@ _LONGEST = 200_000
 def format_traceback(error: BaseException) -> str:
     """Return the traceback as text, beginning with the first frame of user code.
 
-    Of a long one the middle is left out: what an error prints of its data is no help.
+    The middle of a long one is left out: printed data are no help.
     """
     frames = user_frames(error) or traceback_of(error)
     try:
@@ -78,13 +78,13 @@ def user_frames(error: BaseException) -> types.TracebackType | None:
 
 
 def traceback_of(error: BaseException) -> types.TracebackType | None:
-    """Return ``__traceback__``, whatever the class makes of the name."""
+    """Return ``__traceback__``, even if the class redefines the name."""
     frames: types.TracebackType | None = _TRACEBACK.__get__(error)
     return frames
 
 
 def state_of(error: BaseException) -> dict[str, Any]:
-    """Return ``__dict__``, whatever the class makes of the name."""
+    """Return ``__dict__``, even if the class redefines the name."""
     state: dict[str, Any] = _STATE.__get__(error)
     return state
 

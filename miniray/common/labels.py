@@ -29,8 +29,8 @@ class LabelConstraint(NamedTuple):
     """One condition: the label ``key`` has one of ``values``, or, negated, none of them.
 
     A node without the label fails a plain condition and meets a negated one. The
-    empty value is a value like any other: ``{"k": ""}`` asks for a label ``k`` that
-    is there and empty.
+    empty value is a value like any other: ``{"k": ""}`` requires a label ``k`` that is there and
+    empty.
     """
 
     key: str

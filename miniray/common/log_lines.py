@@ -1,4 +1,4 @@
-r"""Splits what a worker writes into lines, each under the name of what was running.
+r"""Splits what a worker writes into lines, each under the name of the call that was running.
 
 Pure: bytes in, lines out. A mark ``\0miniray:name=<number>:<name>\0``, which the worker
 writes (``worker/stdio.py``), names what follows it; the number says how often the name has
@@ -69,8 +69,8 @@ class LineSplitter:
 
         Args:
             data: What was read.
-            number: Of the name under which it was written, as far as no mark in the stream tells
-                of a later one.
+            number: Of the name under which it was written, unless a mark in the stream names a
+                later one.
             name: That name.
         """
         lines: list[LogLine] = []
@@ -93,7 +93,7 @@ class LineSplitter:
     def unsettled(self) -> bool:
         """Whether a bar has ended its line, or empty lines have come, but bars below may follow.
 
-        Call ``settle`` when nothing has come for a moment (tenths of a second).
+        Call ``settle`` after a silence of some tenths of a second.
         """
         return self._row > 0 or self._blank > 0
 
@@ -215,7 +215,7 @@ class LineSplitter:
         self._blank = 0
 
     def _emit_cleared(self, number: int, row: _Row, lines: list[LogLine]) -> None:
-        """Forget the bar of this row; its state is emitted anew where it is shown again."""
+        """Forget the bar of this row; its state is emitted again where it is shown again."""
         if row.is_bar:
             lines.append(LogLine(self._name, "\r" * (number + 1)))
             row.changed = True

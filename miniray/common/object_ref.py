@@ -75,7 +75,7 @@ def _no_runtime(_what: str) -> Any:
 
 
 class RefHooks:
-    """What the runtime of this process wants to know about refs.
+    """What the runtime of this process records about refs.
 
     ``dropped`` receives the id of each counted ref that went away. ``runtime`` gives the runtime of
     this process, or raises the error that says why there is none.
@@ -100,7 +100,7 @@ class RefHooks:
         """Count refs from now on.
 
         Args:
-            wake: Called when a ref was dropped and nobody has looked for a while.
+            wake: Called when a ref is dropped while no check is planned.
             serialized: Called for each ref that is being pickled.
             deserialized: Makes each ref that is unpickled.
         """
@@ -118,7 +118,7 @@ class RefHooks:
         self.dropped = collections.deque(maxlen=0)
 
     def call(self) -> None:
-        """Make the runtime look at what was dropped. Takes no lock."""
+        """Make the runtime look at the dropped refs. Takes no lock."""
         wake = self.wake
         if wake is not None and not self.woken:
             self.woken = True
@@ -141,7 +141,7 @@ class ObjectRef(Generic[T_co], metaclass=abc.ABCMeta):
     def __init__(self, id: bytes, owner_node: bytes) -> None:
         #: Id: the owner's process id in the cluster (8 bytes) and a number (8 bytes).
         self._id = id
-        #: Id of the node where the owner runs; empty for a ref that nobody counts.
+        #: Id of the node where the owner runs; empty for an uncounted ref.
         self._owner_node = owner_node
 
     def __del__(self) -> None:

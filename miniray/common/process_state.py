@@ -1,4 +1,4 @@
-"""Processes: what the kernel says of them, their limits, and how a new interpreter is started.
+"""Processes: what the kernel reports of them, their limits, and how a new interpreter is started.
 
 Reads below /proc so that a process that hangs does not hang its reader. One that hangs in a driver
 may hold the lock of its memory, for which a reader of its environment or command line waits;
@@ -195,7 +195,7 @@ def python_command(module: str) -> str:
     """Return the text for ``python -c`` that runs ``main`` of a module of miniray.
 
     The current folder is left out of sys.path: a file of the user's may not shadow a module.
-    Garbage is not looked for in what is imported: it would take a tenth of that time.
+    The garbage collector pauses during the imports: it would take a tenth of the time.
     """
     return (
         "import gc, sys; gc.disable(); sys.path = [p for p in sys.path if p];"

@@ -1,4 +1,4 @@
-"""Items of an iterator that a thread makes before they are asked for."""
+"""Items of an iterator that a thread makes before they are requested."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def read_ahead(items: Iterator[T], depth: int, thread_name: str) -> Iterator[T]:
-    """Yield the items; a thread makes up to ``depth`` of them before they are asked for.
+    """Yield the items; a thread makes up to ``depth`` of them before they are requested.
 
     A reader that stops early waits for the item that is being made: after that nothing reads from
-    ``items`` any more. 0 makes each when it is asked for, without a thread.
+    ``items`` any more. 0 makes each on request, without a thread.
     """
     if depth == 0:
         yield from items

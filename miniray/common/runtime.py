@@ -3,7 +3,7 @@
 ``miniray.get``, ``.remote()`` and the other public names call only what is
 declared here. The cluster (``client/cluster_runtime.py``) is the first
 implementation; another engine can be a second one without a change to the API
-modules. All that is done here is to ask the head what it answers as it is.
+modules. The only code here is requests that return the head's answer unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ActorClassInfo:
 class ActorLocation(NamedTuple):
     """How to make a handle of an actor.
 
-    The engine knows the actor by ``ref``, or by what the ref has as ``_actor_id``.
+    The engine finds the actor by ``ref``, or by the ref's ``_actor_id``.
     """
 
     ref: ObjectRef[Any]
@@ -181,7 +181,7 @@ class RuntimeCalls(abc.ABC):
 
 
 class RuntimeHead(abc.ABC):
-    """What the head knows: named actors, placement groups, nodes, listings."""
+    """Requests to the head: named actors, placement groups, nodes, listings."""
 
     @abc.abstractmethod
     def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
@@ -245,7 +245,7 @@ class RuntimeHead(abc.ABC):
         found: dict[str, float] = self.head_call("available_resources")
         return found
 
-    # --- what only miniray's own head and nodes know: other engines leave it as it is here ---
+    # --- only for miniray's own head and nodes: other engines leave it as it is here -------
     def head_call(self, method: str, *args: Any) -> Any:
         """Ask the head (key-values, jobs, and more); plain data both ways."""
         _only_of_miniray()
@@ -306,13 +306,13 @@ class Runtime(abc.ABC):
         """
         return json.dumps(own or {})
 
-    def answer(  # noqa: B027 - an engine that asks processes nothing needs no answers
+    def answer(  # noqa: B027 - an engine without requests to processes needs no answers
         self, question: str, handler: Callable[..., Any] | None
     ) -> None:
-        """Have a function answer what is asked of this process, as ``Answers``; None: no more."""
+        """Let a function answer requests to this process, as ``Answers``; None: no more."""
 
     def tell_counts(self) -> None:  # noqa: B027 - an engine without metrics has nothing to send
-        """Send the node the counts of this process, which may end before it is asked again."""
+        """Send the node the counts of this process, which may end before the next request."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:
@@ -347,7 +347,7 @@ def runtime_of(what: str) -> Runtime:
     """Return the runtime that a ref or a handle of this process belongs to.
 
     Raises:
-        NotInitializedError: There is none, and a new one would not know it.
+        NotInitializedError: There is no runtime, and a new one would have no such object.
     """
     if _current is None and not _refusal:
         from miniray.exceptions import NotInitializedError
@@ -360,7 +360,7 @@ def runtime_of(what: str) -> Runtime:
 
 
 def current_runtime() -> Runtime:
-    """Return the runtime of this process; starts an embedded cluster if nobody called init().
+    """Return the runtime of this process; starts an embedded cluster if init() was not called.
 
     Raises:
         NotInitializedError: This is a forked child, which has to call init() itself.

@@ -30,7 +30,7 @@ QUICK = SECONDS[0]
 
 
 def no_values(boundaries: tuple[float, ...] = SECONDS) -> list[float]:
-    """Return the values of a histogram that has counted nothing."""
+    """Return the values of an empty histogram."""
     return [0.0] * (len(boundaries) + 2)
 
 
@@ -112,7 +112,7 @@ class Series:
             ]
 
     def clear(self) -> None:
-        """Count anew, in a process that was forked too."""
+        """Count from zero, also in a forked process."""
         self.known, self.lock = {}, threading.RLock()
 
 

@@ -120,7 +120,7 @@ class Spans:
         """Record all from now on.
 
         Raises:
-            ValueError: It is being recorded already.
+            ValueError: A recording is under way already.
         """
         with self._lock:
             if self._recorded is not None:

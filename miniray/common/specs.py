@@ -1,9 +1,8 @@
-"""What tasks and actors ask for, from the options that users write to the worker that runs them.
+"""What tasks and actors request, from the options of users to the worker that runs them.
 
-Options become ``TaskOptions``, ``ActorOptions`` and ``MethodOptions`` (``options.py``). What the
-head must know of them is a ``LeaseSpec`` or an ``ActorSpec``; what it grants is a
-``GrantedLease``, which the daemon keeps and passes to the worker. Each field is declared here, and
-nowhere else on that way.
+Options become ``TaskOptions``, ``ActorOptions`` and ``MethodOptions`` (``options.py``). The head's
+part of them is a ``LeaseSpec`` or an ``ActorSpec``; what it grants is a ``GrantedLease``, which the
+daemon keeps and passes to the worker. Each field is declared here, and nowhere else on that way.
 
 Between processes they are tuples, which only ``to_wire`` and ``from_wire`` make and take apart.
 """
@@ -87,7 +86,7 @@ class Spec:  # noqa: PLW1641 - no spec is a key
 # --- tasks and actors ------------------------------------------------------------------
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class _Demand(Spec):
-    """What tasks and actors ask for alike, in their options and in their specs."""
+    """Requests common to tasks and actors, in their options and specs."""
 
     placement: Placement = None
     #: Amount per resource name, in units: ``{"CPU": 1, "GPU": 0.5, "memory": bytes}``.
@@ -143,7 +142,7 @@ class TaskOptions(_Demand):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class LeaseSpec(_Demand):
-    """What the head must know to lease workers to the tasks of one shape."""
+    """What the head needs to lease workers to the tasks of one shape."""
 
     #: A task that is of this shape, for messages and logs.
     name: str
@@ -151,7 +150,7 @@ class LeaseSpec(_Demand):
     max_calls: int | None = None
     #: As in ``TaskOptions``.
     preload: Sequence[str] = ()
-    #: JSON, with what was uploaded for it; empty: none.
+    #: JSON, with the uploads for it; empty: none.
     runtime_env: str = ""
 
 
@@ -201,7 +200,7 @@ class ActorSpec(_Actor):
     namespace: str
     detached: bool
     owner_node: bytes
-    #: JSON, with what was uploaded for it; empty: none.
+    #: JSON, with the uploads for it; empty: none.
     runtime_env: str = ""
 
 
@@ -218,7 +217,7 @@ class CommandSpec(_Demand):
     #: Seconds that it may run; 0: no limit.
     max_time: float = 0.0
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: JSON, with what was uploaded for it; empty: none.
+    #: JSON, with the uploads for it; empty: none.
     runtime_env: str = ""
     #: Names of its ``env_vars`` whose values are never shown.
     secrets: Sequence[str] = ()
@@ -324,7 +323,7 @@ class GrantedLease(Spec):
 
     @classmethod
     def from_wire(cls: type[_G], data: Sequence[Any]) -> _G:
-        """Undo ``to_wire``, for what comes from the head."""
+        """Undo ``to_wire``, for messages of the head."""
         fields = dict(zip(field_names(GrantedLease), data, strict=True))
         kind, spec = fields["spec"]
         fields["job"] = JobSpec.from_wire(fields["job"])

@@ -41,7 +41,7 @@ class NodeStatus(TypedDict):
     session_dir: str
     is_head: bool
     state: Literal["ALIVE", "DRAINING", "DEAD"]
-    #: Totals and what is granted of them, by resource name.
+    #: Totals and granted amounts, by resource name.
     total: dict[str, float]
     used: dict[str, float]
     labels: dict[str, str]
@@ -106,7 +106,7 @@ class Why(TypedDict):
     cause: str
     #: No node of the cluster could ever serve it.
     infeasible: bool
-    #: The node where least is missing, and of which resource; "" if there is no such node.
+    #: The node where least is missing, and the resource; "" if there is no such node.
     node_id: str
     resource: str
     #: What is needed of it, and what is free there: on its freest device, or in whole devices.
@@ -118,7 +118,7 @@ class PendingDemand(Why):
     """Requests of one shape that wait for resources."""
 
     kind: Literal["task", "actor", "job", "placement_group"]
-    #: What each of them asks for; of a placement group, one entry per bundle.
+    #: What each of them requests; of a placement group, one entry per bundle.
     shape: list[dict[str, float]]
     #: How many wait.
     count: int
@@ -167,7 +167,7 @@ class ClusterStatus(TypedDict):
 
 
 #: Ray's names for why an object is held. PINNED_IN_MEMORY: a process has it mapped;
-#: UNKNOWN_STATUS: the process that knows did not answer.
+#: UNKNOWN_STATUS: the process that records it did not answer.
 ReferenceType = Literal[
     "USED_BY_PENDING_TASK",
     "LOCAL_REFERENCE",
@@ -179,7 +179,7 @@ ReferenceType = Literal[
 
 #: How many objects a report has at most: as in Ray, and few enough for one message.
 MAX_OBJECTS = 10_000
-#: The name of a local reference that nobody can drop: a copy was pickled by the user, or
+#: The name of a local reference that cannot be dropped: a copy was pickled by the user, or
 #: captured by the code of a function.
 PICKLED = "pickled"
 
@@ -193,8 +193,8 @@ SegmentState = Literal["HELD", "WRITING", "FREED"]
 def order(size: int, segment: int, name: bytes) -> tuple[int, int, bytes]:
     """Return what the largest come first by.
 
-    Daemons and processes choose what they tell one by one, each on its own. For what they tell to
-    fit together, a piece of memory has the same place in the order of all of them.
+    Each daemon and process chooses by itself which records it reports. For the reports to fit
+    together, a piece of memory has the same place in the order of all of them.
 
     Args:
         size: Of the value.
@@ -215,7 +215,7 @@ class Hold(TypedDict):
 
 
 class ObjectRow(TypedDict):
-    """An object as one process knows it."""
+    """One process's record of an object."""
 
     #: Empty for the arguments of a call, which are no object of their own.
     id: bytes

@@ -33,7 +33,7 @@ class MinirayError(Exception):
 
 
 class TaskFailure(NamedTuple):
-    """What a TaskError knows, which the error's properties describe."""
+    """The fields of a TaskError, which its properties describe."""
 
     function_name: str
     traceback_str: str
@@ -134,7 +134,7 @@ class TaskError(MinirayError):
 
         Returns self where the class can't be subclassed, and for exceptions that would end
         the process (SystemExit), the loop or generator (StopIteration, GeneratorExit) or the
-        task of an event loop (CancelledError) that merely asked for the result.
+        task of an event loop (CancelledError) that only waits for the result.
         """
         cause = self.cause
         cause_class: Any = type(cause)
@@ -174,7 +174,7 @@ class TaskError(MinirayError):
 
 
 def _with_sources(text: str) -> str:
-    """Add the lines of code that only this process knows, such as a notebook's, to a traceback."""
+    """Add source lines that only this process has, such as a notebook's, to a traceback."""
     lines = text.splitlines(keepends=True)
     for number in range(len(lines) - 1, -1, -1):
         frame = _FRAME.match(lines[number])

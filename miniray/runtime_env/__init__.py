@@ -19,7 +19,7 @@ __all__ = ["RuntimeEnv", "RuntimeEnvConfig"]
 
 
 class RuntimeEnvConfig(dict[str, Any]):
-    """How a runtime environment is set up; it is no part of what the environment is.
+    """How a runtime environment is set up; it is not part of the environment's identity.
 
     Args:
         setup_timeout_seconds: Seconds that setting up the environment on a node may take;
@@ -56,7 +56,7 @@ class RuntimeEnv(dict[str, Any]):
         pip: Requirements, the path of a requirements file, or a dict with ``packages``
             and optionally ``pip_check``, ``pip_version`` and ``pip_install_options``.
         config: A ``RuntimeEnvConfig`` or a dict like it.
-        excludes: Patterns as in a .gitignore file; what matches is not packed.
+        excludes: Patterns as in a .gitignore file; matching files are not packed.
         _validate: False takes the values as they are; they have been checked before.
         **kwargs: Any other key is refused with the reason.
 

@@ -1,8 +1,8 @@
 """Folders that are built once per machine, counted while used, and removed when not.
 
 The daemons of a machine may share one cache. A folder exists for users when its
-marker does, which is renamed into place last; so a killed builder leaves nothing
-that looks finished. The kernel drops the locks of a process that dies.
+marker does, which is renamed into place last; so a killed builder leaves no folder that looks
+finished. The kernel drops the locks of a process that dies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Pending:
 
 
 class FolderCache:
-    """Builds each folder once, whoever asks, and keeps it while somebody uses it.
+    """Builds each folder once for all users, and keeps it while it is in use.
 
     Belongs to one event loop.
 
@@ -71,8 +71,8 @@ class FolderCache:
             key: A file name that says what is in the folder.
             build: Fills the new, empty folder that it is given. Its second argument is
                 the descriptor of the build lock; a process that inherits it keeps others
-                from building the folder while it lives. It is cancelled when nobody
-                waits for the folder any more.
+                from building the folder while it lives. It is cancelled when the last waiter for
+                the folder leaves.
 
         Raises:
             Exception: What ``build`` raises, to all who wait for it.
@@ -131,7 +131,7 @@ class FolderCache:
             return
         pending.waiters -= 1
         if pending.waiters == 0:
-            # Who asks from now on starts anew, and waits for the lock until this one is gone.
+            # A later acquire starts over, and waits for the lock until this build is gone.
             self._pending.pop(key, None)
             pending.task.cancel()
             self._ending.add(pending.task)
@@ -197,11 +197,11 @@ class FolderCache:
 def folder_in_use(root: Path, key: str, build: Callable[[Path], None]) -> Iterator[Path]:
     """Have a finished folder, as ``FolderCache.acquire`` does, without an event loop; blocks.
 
-    What was used last is removed: there is no limit below which unused folders stay. So is what
-    killed processes have left, before it could be used again.
+    A folder is removed after its last use: there is no limit below which unused folders stay.
+    Remains of killed processes are removed before a folder is used again.
 
     Args:
-        root: Where the folders are, and nothing else; made for as long as one is used.
+        root: Folder for these folders only; made for as long as one is used.
         key: A file name that says what is in the folder.
         build: Fills the new, empty folder that it is given.
     """
@@ -228,7 +228,7 @@ def folder_in_use(root: Path, key: str, build: Callable[[Path], None]) -> Iterat
 
 
 def _remove_unused(root: Path) -> None:
-    """Remove all folders that nobody builds or uses."""
+    """Remove all folders that are neither built nor in use."""
     with contextlib.suppress(FileNotFoundError):  # another process removes them too
         for entry in root.glob("*.build"):
             _remove_if_unused(root, entry.stem, unfinished=False)
@@ -243,7 +243,7 @@ def _unlock(descriptor: int) -> None:
 def _use(root: Path, key: str) -> int:
     """Return a lock that keeps a finished folder, to one who has the lock for building it."""
     use_lock = os.open(root / f"{key}.use", os.O_RDWR | os.O_CREAT, 0o600)
-    # Never waits: who locks this exclusively holds the build lock.
+    # Never waits: a process that locks this exclusively holds the build lock.
     fcntl.flock(use_lock, fcntl.LOCK_SH)
     return use_lock
 
@@ -288,7 +288,7 @@ def _remove_if_unused(root: Path, key: str, *, unfinished: bool) -> bool:
 
 @contextlib.contextmanager
 def _try_exclusive(path: Path) -> Iterator[bool]:
-    """Hold a lock if nobody else does; yields whether it is held."""
+    """Try to hold a lock without waiting; yields whether it is held."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -388,7 +388,7 @@ def _tree_bytes(folder: Path) -> int:
 async def uninterrupted(function: Callable[..., T], *args: Any) -> T:
     """Run a function in a thread; a cancellation takes effect when it has ended.
 
-    So nobody cleans up under a thread that is still at work.
+    So files are never removed under a thread that is still at work.
     """
     future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args))
     cancelled: asyncio.CancelledError | None = None
@@ -414,7 +414,7 @@ class JobFolders:
     _removals: set[asyncio.Task[None]] = dataclasses.field(default_factory=set, init=False)
 
     def of(self, job_id: bytes) -> FolderCache:
-        """Return the folders of a job, which nothing but the job's end removes."""
+        """Return the folders of a job, which only the job's end removes."""
         if job_id not in self._jobs:
             self._jobs[job_id] = FolderCache(self.root / job_id.hex(), None)
         return self._jobs[job_id]
@@ -430,7 +430,7 @@ class JobFolders:
             self.remove_unused()
 
     def remove_unused(self) -> None:
-        """Remove the folders of jobs that are over and that nobody uses."""
+        """Remove the unused folders of ended jobs."""
         for job_id in [each for each in self._over if not self._jobs[each].in_use]:
             self._over.discard(job_id)
             removal = asyncio.create_task(_end(self._jobs.pop(job_id), self.root / job_id.hex()))
@@ -438,7 +438,7 @@ class JobFolders:
             removal.add_done_callback(self._removals.discard)
 
     async def close(self) -> None:
-        """Stop what is being made; what is there goes with the node's session."""
+        """Cancel all builds; finished folders go with the node's session."""
         await asyncio.gather(
             *(folders.close() for folders in self._jobs.values()),
             *self._removals,
@@ -452,7 +452,7 @@ async def _end(folders: FolderCache, root: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    # A worker that starts late makes it anew, and never in one that is being removed.
+    # A worker that starts late makes a new one, never files in one that is being removed.
     going = folder.with_name(f"{folder.name}.{os.urandom(4).hex()}")
     try:
         folder.rename(going)

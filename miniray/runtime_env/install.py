@@ -1,9 +1,9 @@
 """The node's side of runtime environments: makes what a worker needs before it starts.
 
-Packages are fetched and unpacked for each job: what a job writes there is its own. What a ``pip``
+Packages are fetched and unpacked for each job: its files there are its own. What a ``pip``
 entry lists is installed into a virtual environment, on top of the daemon's own packages; the
 installer is configured as always, by its configuration files and ``PIP_*`` variables. Which folders
-there are, and who shares them, is the cache's business. Starts no workers.
+exist, and which jobs share them, is up to the cache. Starts no workers.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class EnvironmentManager:
     ) -> WorkerEnvironment:
         """Make what an environment needs on this node.
 
-        Each package is made once per job, each virtual environment once, however many ask. When
-        this is cancelled or takes too long, and nobody else waits, what runs is killed.
+        Each package is made once per job, each virtual environment once, for all requests. When
+        this is cancelled or takes too long, and no other request waits, the installer is killed.
 
         Args:
             spec: A validated environment whose files were uploaded.
@@ -145,7 +145,7 @@ class EnvironmentManager:
         self._release(environment.folders)
 
     async def close(self) -> None:
-        """Stop what is being made; what is finished in the cache stays for the next daemon."""
+        """Stop what is being made; finished folders in the cache stay for the next daemon."""
         await asyncio.gather(self._jobs.close(), self._cache.close())
 
     def _release(self, folders: Iterable[tuple[FolderCache, str]]) -> None:
@@ -263,7 +263,7 @@ def expand(env_vars: Mapping[str, str], environ: Mapping[str, str]) -> dict[str,
 def venv_key(pip: Mapping[str, Any], env_vars: Mapping[str, str]) -> str:
     """Return a file name that two virtual environments share when they are the same.
 
-    Local files and folders count with what they hold at this moment, and so do the
+    Local files and folders count with their content of this moment, and so do the
     installer's settings and this interpreter.
 
     Args:
@@ -291,8 +291,8 @@ async def build_venv(
         folder: An empty folder, at its final place: scripts hold its path.
         pip: The ``pip`` entry of a validated environment.
         env_vars: Variables for the installer, above the daemon's own.
-        lock: A descriptor that the installer inherits, so that what it locks stays
-            locked while the installer runs, whatever happens to this process.
+        lock: A descriptor that the installer inherits, so that the lock is held while the installer
+            runs, even if this process ends.
 
     Raises:
         RuntimeEnvSetupError: The installer failed; the message ends in its output.

@@ -1,7 +1,7 @@
 """Packages: local files become content-addressed archives, and archives are unpacked safely.
 
 An address is the SHA-256 of the archive, and the same files give the same bytes: the same code is
-uploaded once per cluster, and a node can tell that it got what was meant.
+uploaded once per cluster, and a node can verify what it received.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def check(content: bytes, what: str) -> None:
 
     Args:
         content: A zip archive or wheel.
-        what: How messages name it.
+        what: Its name in messages.
 
     Raises:
-        RuntimeEnvSetupError: It is no zip archive, too large, of too many entries, or holds a
-            link or a path that leads out of it.
+        RuntimeEnvSetupError: The content is no zip archive, too large, of too many entries, or
+            holds a link or a path that leads out of it.
     """
     with _opened(content, what) as archive:
         _checked_members(archive, what)
@@ -78,7 +78,7 @@ def unpack(content: bytes, target: Path, what: str) -> None:
     Args:
         content: A zip archive or wheel.
         target: Where its files go.
-        what: How messages name it.
+        what: Its name in messages.
 
     Raises:
         RuntimeEnvSetupError: As ``check``, or its content is damaged.

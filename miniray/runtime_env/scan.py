@@ -25,7 +25,7 @@ MAX_PACKAGE_BYTES = 250 * 1024 * 1024
 MAX_PACKAGE_ENTRIES = 50_000
 #: Never part of a package: the first is history, the second is made again on the node.
 _NEVER = frozenset({".git", "__pycache__"})
-#: Files with patterns of what to leave out, honoured in every folder as Ray does.
+#: Files with exclusion patterns, honoured in every folder as Ray does.
 _IGNORE_FILES = (".gitignore", ".rayignore")
 _SHOWN_FILES = 10
 

@@ -1,8 +1,8 @@
 """What a runtime environment may hold: checks its keys and brings them into one form.
 
 The result holds plain data only: absolute paths or package URIs, ``pip`` always as
-a dict. Keys without content are dropped. Nothing is read but requirements files,
-and nothing is packed or installed here.
+a dict. Keys without content are dropped. Only requirements files are read; nothing is packed or
+installed here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The certificates of a cluster, and Python's TLS with them.
 
 The head makes a certificate for itself; its fingerprint in the join token is all that a joining
-machine needs to recognise it. What everybody else shows is signed by an authority whose key is
-derived from the cluster's secret: whoever holds the secret makes it, and nobody else is let in
-during the TLS handshake. Cryptography is loaded only where keys are made.
+machine needs to recognise it. The certificates of all other members are signed by an authority
+whose key is derived from the cluster's secret: each holder of the secret can make it, and anyone
+else is refused in the TLS handshake. Cryptography is loaded only where keys are made.
 
-Movers, and who meets the head for the first time, use Python's TLS: gRPC's own library says neither
-what the other end shows nor why it refused.
+Movers, and processes that meet the head for the first time, use Python's TLS: gRPC's own library
+exposes neither the other end's certificate nor why it refused.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Identity:
 
 
 class Credentials(NamedTuple):
-    """What a member of the cluster shows to others, and by what it knows them."""
+    """The certificate that a member of the cluster presents, and the one that verifies others."""
 
     #: Signed by the members' authority; good for a server and for a client.
     identity: Identity
@@ -147,7 +147,7 @@ def members_authority(key: bytes) -> bytes:
     """Return the certificate (PEM) of the authority that signs what members show.
 
     Two calls give certificates of different bytes and the same name and key, so what one process
-    signed is known to all.
+    signed is valid for all.
 
     Args:
         key: ``JoinToken.members_key``.

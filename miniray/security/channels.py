@@ -280,7 +280,7 @@ class SecretInterceptor(_ServerInterceptor):
 
     Args:
         secret: ``JoinToken.grpc_secret``.
-        on_refused: Called with what is logged of those that are refused.
+        on_refused: Called with the log line of each refusal.
     """
 
     def __init__(self, secret: str, on_refused: Callable[[str], object] | None = None) -> None:
@@ -288,8 +288,8 @@ class SecretInterceptor(_ServerInterceptor):
         self._expected = expected.encode()
         self._on_refused = on_refused
         self._log = PeerLog(self._tell)
-        #: Answers every kind of RPC: as a stream handler it runs before a request is read, so
-        #: nothing that an unproven client sends is ever parsed.
+        #: Answers every kind of RPC: as a stream handler it runs before a request is read, so the
+        #: data of an unproven client are never parsed.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def _tell(self, text: str) -> None:
@@ -327,7 +327,7 @@ def _as_bytes(value: str | bytes) -> bytes:
 
 
 def host_of(peer: str) -> str:
-    """Return the address in what gRPC calls a peer: ``ipv4:1.2.3.4:5``, ``ipv6:%5B::1%5D:5``."""
+    """Return the address in gRPC's name of a peer: ``ipv4:1.2.3.4:5``, ``ipv6:%5B::1%5D:5``."""
     kind, _, where = peer.partition(":")
     if kind == "unix":
         return "this machine"

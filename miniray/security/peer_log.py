@@ -1,4 +1,4 @@
-"""Logs who connects to a port, and who is refused there: once per minute and address."""
+"""Logs connections to a port and refusals there: once per minute and address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDRESSES = 32
 _OTHERS = "one of many further addresses"
 #: Seconds between two readings of the connections, unless ``_MANY`` have come since.
 _SAMPLE, _MANY = 0.5, 64
-#: The part of the files a process may have open above which nobody else may get in soon.
+#: The part of the files a process may have open above which new connections may soon fail.
 _NEARLY_ALL = 0.9
 #: What happens to a connection if no other line follows.
 _NEEDS = "without the cluster's secret it gets no further"

@@ -38,7 +38,7 @@ class TokenError(ValueError):
 
 @dataclasses.dataclass
 class JoinToken:
-    """What a machine needs to join a cluster, and to know that it joins the right one."""
+    """What a machine needs to join a cluster and to verify that it is the right one."""
 
     #: SHA-256 of the head's certificate (DER).
     fingerprint: bytes
@@ -77,7 +77,7 @@ def web_token(key: bytes, use: str) -> str:
 def take_token() -> str | None:
     """Return the token of the environment, and take it out of there: children would inherit it.
 
-    Later calls return it again, so that a program can attach anew.
+    Later calls return it again, so that a program can attach again.
 
     Raises:
         TokenError: The file that has it cannot be read.

@@ -1,8 +1,8 @@
 """What starting a node takes and gives: checked options in, addresses and pids out.
 
-Both travel as JSON between the process that asks and the one that boots. All checks of
-what a user may ask of a node are here, for ``init()`` and the command line alike; nothing
-here starts anything.
+Both travel as JSON between the requesting process and the one that boots. All checks of a user's
+options for a node are here, for ``init()`` and the command line alike; nothing here starts
+anything.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class BootOptions:
     """How to start a node. Sizes are bytes; None means: detect it on this machine.
 
     Raises:
-        ValueError, TypeError: A value is impossible, or of a wrong type; the text names the
-            option, what was given and what is allowed.
+        ValueError, TypeError: A value is impossible, or of a wrong type; the text names the option,
+            the value given and what is allowed.
     """
 
     #: Start a cluster with its head here; else join the one at ``address``.
@@ -77,7 +77,7 @@ class BootOptions:
     #: Where session folders go instead of ``/tmp``.
     temp_dir: str | None = None
     #: What is started belongs to one driver and ends with it: a cluster; or, of a cluster
-    #: elsewhere, a node that only dials out and runs nothing but that driver.
+    #: elsewhere, a node that only dials out and runs only that driver.
     embedded: bool = False
     #: A process whose end ends the node: the driver that it is embedded in, or a
     #: `miniray start --block`.
@@ -123,7 +123,7 @@ class BootOptions:
 
     @property
     def drivers_only(self) -> bool:
-        """Whether nothing runs on the node but the driver that started it."""
+        """Whether only the driver that started the node runs on it."""
         return self.embedded and not self.head
 
     def _check_place(self) -> None:
@@ -170,7 +170,7 @@ class BootResult:
     #: Where this machine's drivers and workers reach the node daemon.
     socket_path: str
     session_dir: str
-    #: Process ids by role: "boot" (ends the others when it is asked to end), "head", "node".
+    #: Process ids by role: "boot" (ends the others when it receives SIGTERM), "head", "node".
     pids: Mapping[str, int]
     #: The node's totals, in units.
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)

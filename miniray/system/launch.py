@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from miniray.system.session import Session
 
-#: Seconds, on a busy machine, until a new interpreter has imported what it needs and its own
-#: timeouts begin: what they say is better than that there was no answer.
+#: Seconds, on a busy machine, until a new interpreter has done its imports and its own timeouts
+#: begin: their messages are better than that there was no answer.
 _UNTIL_STARTED = 20.0
 #: Characters of a line of its log in an error.
 _LONGEST_LINE = 500
@@ -40,7 +40,7 @@ class _UnexplainedError(BootError):
 def start_limit() -> float:
     """Return the seconds that a node may take to be ready, or to say why it is not.
 
-    Longer than the node itself waits for its head: it knows better what is wrong.
+    Longer than the node itself waits for its head: its own error says more.
     """
     return config().start_timeout + _UNTIL_STARTED
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: What may stand in the name of a file on any system, and how much of a name does.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _MAX_NAME = 64
-#: One entry of when output came, so many seconds from the last one; of more, every other one goes.
+#: One entry of when output came, some seconds apart; beyond the limit, every other one is dropped.
 _MARK = struct.Struct("<dq")
 _BETWEEN_MARKS, _MOST_MARKS = 1.0, 512
 
@@ -93,7 +93,7 @@ class LogFile:
 class StreamLog:
     """What a submitted job has printed, by offset: in files of limited size, numbered in order.
 
-    The first file and the last ones are kept; what was between them is left out.
+    The first file and the last ones are kept; the middle is left out.
 
     Args:
         path: The first file, which has the bytes from 0 on; the others end in ``.1``, ``.2`` ...
@@ -117,7 +117,7 @@ class StreamLog:
         ]
 
     def write(self, offset: int, data: bytes) -> None:
-        """Add what begins at an offset; what is there already is not written again.
+        """Add what begins at an offset; data that are there already are not written again.
 
         Raises:
             OSError: The file cannot be written.
@@ -138,7 +138,7 @@ class StreamLog:
     def read(self, offset: int, most: int) -> tuple[bytes, int]:
         """Return what is at an offset, and the offset to go on at.
 
-        In place of what was left out it returns a line that says so.
+        In place of the left-out part it returns a line that says so.
         """
         number, at = divmod(offset, self._limit)
         if offset >= self.size:

@@ -190,7 +190,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
     """
     base = root / _CGROUPS / controller
     path = _own_group(root, controller)
-    # Inside a container the path may be the host's, of which only the end is mounted
+    # Inside a container the path may be the host's, and only its end is mounted
     # here, at the root: folders that do not exist are skipped.
     for folder in (base / path, *(base / parent for parent in path.parents)):
         if folder.is_dir():
@@ -262,14 +262,14 @@ def _stat(path: Path, field: str) -> int:
 
 
 def check_told(listening: str, told: str) -> None:
-    """Refuse an address at which nobody can find a head that listens on loopback.
+    """Refuse an address at which a head that listens on loopback cannot be found.
 
     Args:
         listening: Where the head listens.
-        told: The address that others get; a name is left to the connection.
+        told: The address that is announced to others; a name is left to the connection.
 
     Raises:
-        ValueError: It is not of loopback; the text names this machine's addresses.
+        ValueError: The address is not of loopback; the text names this machine's addresses.
     """
     if _loopback(listening) and _loopback(told) is False:
         raise ValueError(not_found(listening, told))

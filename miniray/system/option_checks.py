@@ -1,7 +1,7 @@
 """Checks of single option values, shared by tasks, actors, methods and bundles.
 
 Each check takes the option's name and value and returns the value in its one form,
-or raises an error that names the option, what was given and what is allowed. Which
+or raises an error that names the option, the value given and what is allowed. Which
 options exist, and what they add up to, is ``options.py``'s business.
 """
 
@@ -127,7 +127,7 @@ def one_of(*allowed: str) -> Callable[[str, Any], str]:
 
 
 def amount(name: str, value: Any, resource: str = "") -> float:
-    """Accept an amount in units, which a device of ``resource`` can be asked for."""
+    """Accept an amount in units that a device of ``resource`` can serve."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong_type(name, value, "a number of bytes" if resource == "memory" else "a number")
     if not 0 <= value < math.inf:  # which NaN is not either

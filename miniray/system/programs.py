@@ -1,4 +1,4 @@
-"""Runs a program beside an event loop, for what it prints."""
+"""Runs a program beside an event loop, for its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIPE = asyncio.subprocess.PIPE
 
 
 class HelperFailedError(Exception):
-    """A program has failed, with what it said at last."""
+    """A program has failed; the message ends with its last output."""
 
 
 async def output_of(

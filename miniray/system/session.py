@@ -1,8 +1,8 @@
 """Where a node keeps its files, and how programs of the same user find running clusters.
 
 A session is one start of a node: a folder for its logs, a short one for its sockets, and a
-record that shows other programs where it is. Everything is under folders of the user's own
-uid that nobody else may enter. What processes do with these files is not decided here.
+record that shows other programs where it is. Everything is under folders of the user's own uid that
+other users cannot enter. What processes do with these files is not decided here.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def base_dir() -> Path:
     """Return ``/tmp``, or what ``MINIRAY_TMPDIR`` names.
 
     If another user has made this user's folder in ``/tmp``, it is the folder that systemd gives to
-    each user who has logged in, and to nobody else.
+    each user who has logged in, and to no other user.
     """
     named = os.environ.get(TMPDIR_VARIABLE)
     if named:
@@ -220,8 +220,8 @@ def write_record(record: ClusterRecord) -> Path:
 class StartingSign:
     """Shows other processes of this user, from now until ``end``, that a node is being started.
 
-    It is a socket that listens: the kernel tells everybody who waits for it when it is closed, also
-    if this process is killed.
+    It is a listening socket: the kernel notifies every process that waits for it when it is closed,
+    also if this process is killed.
     """
 
     def __init__(self, session: Session) -> None:
@@ -246,7 +246,7 @@ def await_start(address: str, seconds: float) -> None:
     path = Path(address.removeprefix("unix:")).parent / _STARTING
     with socket.socket(socket.AF_UNIX) as waiting, contextlib.suppress(OSError):
         waiting.settimeout(seconds)
-        waiting.connect(str(path))  # fails if nobody is starting it
+        waiting.connect(str(path))  # fails if no process is starting it
         waiting.recv(1)
 
 
@@ -293,7 +293,7 @@ def remove_session(session: Session, *, keep_logs: bool = True) -> None:
 def session_processes(session: str, variable: str = SESSION_VARIABLE) -> list[ProcessId]:
     """Return all running processes of this user that name a session in their environment.
 
-    One that hangs in the kernel is left out: whoever reads its environment might hang with it.
+    One that hangs in the kernel is left out: reading its environment might hang, too.
     """
     found = []
     unread = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]

@@ -45,7 +45,7 @@ class ActorPool(Generic[V]):
     def map(self, fn: Callable[[Any, V], Any], values: Iterable[V]) -> Iterator[Any]:
         """Apply a call to every value; results come in the order of the values.
 
-        Results of earlier calls that nobody has taken are dropped first.
+        Results of earlier calls that were not taken are dropped first.
 
         Args:
             fn: Takes (actor, value) and returns the ref of a call to that actor.
@@ -93,7 +93,7 @@ class ActorPool(Generic[V]):
                 one after it next time.
 
         Raises:
-            StopIteration: nothing is left to take.
+            StopIteration: no result is left.
             ValueError: results were already taken out of order.
             TimeoutError: the result did not come in time.
         """
@@ -121,7 +121,7 @@ class ActorPool(Generic[V]):
             ignore_if_timedout: Give up one of the calls that took too long.
 
         Raises:
-            StopIteration: nothing is left to take.
+            StopIteration: no result is left.
             TimeoutError: no result came in time.
         """
         if not self.has_next():
@@ -137,7 +137,7 @@ class ActorPool(Generic[V]):
         return self._take(numbers[(ready or pending)[0]], timed_out=not ready)
 
     def has_free(self) -> bool:
-        """Return whether an actor is idle and nothing waits for one."""
+        """Return whether an actor is idle and no call waits for one."""
         return bool(self._idle) and not self._waiting
 
     def pop_idle(self) -> Any | None:
@@ -161,7 +161,7 @@ class ActorPool(Generic[V]):
 
     def _drop_untaken(self) -> None:
         while self.has_next():
-            # Whatever an abandoned call does, failing included, is nobody's concern any more.
+            # The outcome of an abandoned call does not matter any more, an error included.
             self._forget(next(iter(self._running)), is_alive=True)
         self._next_number = self._submitted
 

@@ -1,6 +1,6 @@
 """Functions that programs would otherwise write by hand: loops over many refs, a node's address.
 
-They are calls of the public API and nothing else; nothing here knows how a runtime works.
+They are calls of the public API and nothing else; nothing here depends on how a runtime works.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _results(
     yield_obj_refs: bool,
     fetch_local: bool,
 ) -> Iterator[Any]:
-    """Yield the values of refs, and what ``fn`` makes of the items, as they become ready."""
+    """Yield the values of refs, or of ``fn`` applied to the items, as they become ready."""
 
     def ready() -> Iterator[Any]:
         nonlocal refs

@@ -43,7 +43,7 @@ class Logs:
     more: bool = False
     #: Sentences on nodes whose logs are missing.
     notes: list[str] = dataclasses.field(default_factory=list)
-    #: For ``follow``: what was read of each node's files.
+    #: For ``follow``: how far each node's files were read.
     ends: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     def add(self, node: str, found: dict[str, Any]) -> None:
@@ -76,14 +76,14 @@ class LogSelection:
 def select_logs(
     source: ClusterSource, of: str | None, rank: int | None, query: LogQuery
 ) -> LogSelection:
-    """Return the query, and the nodes to ask, for what a person calls a process.
+    """Return the query, and the nodes to send it to, for a person's name of a process.
 
     Args:
         source: The cluster.
         of: ``head``, ``node``, ``web``, a pid, ``NODE:PID``, the id (or its first digits), name or
             class of an actor, a task, or a training run; None: all workers.
         rank: Of a run.
-        query: What else is asked.
+        query: Its other conditions.
 
     Raises:
         TargetError: A run has no such rank, or no node is called so.
@@ -101,7 +101,7 @@ def select_logs(
         if ended is not None:
             return ended
     if rank is None:
-        # Files have the name of a class: also those of actors that the head knows no more.
+        # Files have the name of a class: also those of actors that the head has forgotten.
         of_class = any(each["class_name"] == of for each in actors)
         ids = [] if of_class else [each["actor_id"] for each in actors]
         return LogSelection(dataclasses.replace(query, actors=ids, names=() if ids else (of,)))
@@ -161,9 +161,9 @@ def follow(source: ClusterSource, wanted: LogSelection, before: Logs) -> Logs:
 
 
 def _ask(source: ClusterSource, wanted: LogSelection, found: Logs, ends: Any) -> None:
-    """Ask the nodes that live; ``ends``: by node, what was read already.
+    """Request lines from the living nodes; ``ends``: by node, how far files were read already.
 
-    None: nothing was, and what nodes have left that are gone is read, too.
+    None: not at all, and files of dead nodes are read, too.
     """
     living = []
     for each in source.listing("node_states"):

@@ -1,7 +1,8 @@
-"""What nodes and processes report of their objects, joined into records. All but asking is pure.
+"""What nodes and processes report of their objects, joined into records.
 
-A node's daemon knows the segments of its shared memory: how large they are, who has them mapped.
-An object's owner and borrowers know what it is, and why they hold it.
+All except the requests is pure. A node's daemon records the segments of its shared memory: their
+sizes, and which processes map them. An object's owner and borrowers record what it is, and why they
+hold it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def cluster_memory(
     Args:
         reports: One per node.
         nodes: The head's listing of the nodes.
-        limit: The most objects to list; each node was asked for as many.
+        limit: The most objects to list; each node returned that many at most.
         detail: Whether to list objects that are not in shared memory too.
     """
     records = _Records(reports, {node["node_id"]: node["address"] for node in nodes})
@@ -249,7 +250,7 @@ class _Records:
     # --- processes and reasons -----------------------------------------------------
     def _owner_name(self, owner: bytes, reporter: _Process | None) -> str:
         if reporter is not None and reporter.row["type"] == "NODE":
-            # A daemon owns nothing but what it keeps for detached actors.
+            # A daemon owns only the values that it keeps for detached actors.
             ended = owner != reporter.row["process"]
             return f"{reporter}, for a {'process that has ended' if ended else 'detached actor'}"
         return self._name(owner) if owner else ""

@@ -1,8 +1,8 @@
 """``Counter``, ``Gauge`` and ``Histogram`` with Ray's names, for programs, tasks and actors.
 
-A process keeps its values beside those that miniray counts there, and tells its node two seconds
-after a change, when the cluster's ``/metrics`` (``miniray metrics``) are read, and when it leaves.
-Counts of a process that was killed are at most two seconds short.
+A process keeps its values beside those that miniray counts there, and reports them to its node two
+seconds after a change, when the cluster's ``/metrics`` (``miniray metrics``) are read, and when it
+leaves. Counts of a process that was killed are at most two seconds short.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Counter(Metric):
 
         Args:
             value: Above 0.
-            tags: Those that differ from the default tags.
+            tags: Tags that differ from the default ones.
 
         Raises:
             ValueError: The value is not above 0, or a tag is missing.

@@ -59,15 +59,15 @@ class PlacementGroup:
 
     @property
     def bundle_cache(self) -> list[dict[str, float]] | None:
-        """The bundles, if this handle knows them already."""
+        """The bundles, if this handle has them already."""
         return self._bundles
 
     @property
     def bundle_specs(self) -> list[dict[str, float]]:
-        """The bundles, as they were asked for.
+        """The bundles, as requested.
 
         Raises:
-            PlacementGroupRemovedError: This handle does not know them, and neither does the head.
+            PlacementGroupRemovedError: Neither this handle nor the head has them.
         """
         if self._bundles is None:
             table = current_runtime().head.placement_group_table(self.id)
@@ -138,8 +138,8 @@ def placement_group(
         lifetime: None to remove the group when its creator ends, or "detached".
         bundle_label_selector: Conditions on the labels of the nodes, one dict per bundle. Beside
             those of ``label_selector`` there is ``"same(a)"``: all bundles with it are on nodes
-            with one value of the label, whichever has room, and those with ``"same(b)"`` on nodes
-            with another one. Every bundle of the group has it then, on the same label.
+            with one value of the label, whichever has capacity, and those with ``"same(b)"`` on
+            nodes with another one. Every bundle of the group has it then, on the same label.
         topology_strategy: Instead of ``strategy``, a strategy for each label: any under
             ``ray.io/node-id``, and "STRICT_PACK" under at most one other label, on one value of
             which all bundles are then: ``{"ray.io/gpu-domain": "STRICT_PACK"}``.
@@ -179,7 +179,7 @@ def placement_group(
 def remove_placement_group(placement_group: PlacementGroup) -> None:
     """Release a group's resources; tasks and actors that run in it end.
 
-    What this process asks of the cluster from then on finds the group removed. A group of its own,
+    Later requests of this process find the group removed. A group of its own,
     without a name, is removed without waiting: another process may find it for a moment longer.
     """
     current_runtime().head.remove_placement_group(_checked(placement_group).id)
@@ -206,9 +206,10 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
     """Return what is known of a group (bundles, strategy, state), or of all by hex id.
 
-    For a group that waits, ``["stats"]["scheduling_state"]`` says whether there is too little room
-    now ("NO_RESOURCES") or on all nodes together ("INFEASIBLE"). Of many different groups that wait
-    in a large cluster, the table of all says of the later ones only that they do ("QUEUED").
+    For a group that waits, ``["stats"]["scheduling_state"]`` says whether there is too little
+    capacity now ("NO_RESOURCES") or on all nodes together ("INFEASIBLE"). Of many different groups
+    that wait in a large cluster, the table of all says of the later ones only that they do
+    ("QUEUED").
     """
     id = None if placement_group is None else _checked(placement_group).id
     return current_runtime().head.placement_group_table(id)
@@ -230,7 +231,7 @@ def check_bundles(bundles: Any) -> list[dict[str, float]]:
     """Return the bundles without amounts of zero.
 
     Raises:
-        ValueError: They are not a list of non-empty dicts of valid amounts, or too many.
+        ValueError: The bundles are not a list of non-empty dicts of valid amounts, or too many.
     """
     if not isinstance(bundles, list) or not bundles:
         raise ValueError(

@@ -1,7 +1,7 @@
 """What there is in the cluster: nodes, actors, workers, jobs, objects, waiting demands, and so on.
 
-Ray's ``ray.util.state``. Most of it the head knows; objects are asked of every node, and there of
-every process. Works without ``init()`` where a cluster runs on this machine, as the command
+Ray's ``ray.util.state``. Most of it comes from the head; objects are requested from every node and
+every process on it. Works without ``init()`` where a cluster runs on this machine, as the command
 ``miniray status`` does.
 """
 
@@ -91,7 +91,7 @@ _ABSENT = {
 }
 tell_imports(__name__, _ABSENT)
 
-#: How many records a listing returns unless more are asked for.
+#: How many records a listing returns unless more are requested.
 DEFAULT_LIMIT = 100
 #: Seconds that a process may take to list what it holds.
 DEFAULT_TIMEOUT = 2.0
@@ -118,7 +118,7 @@ def listed(
     limit: int = DEFAULT_LIMIT,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> list[Any]:
-    """Return the first records of one of ``KINDS``, asked of a cluster that is connected.
+    """Return the first records of one of ``KINDS`` from a connected cluster.
 
     Arguments and errors as of ``list_actors``.
     """
@@ -144,8 +144,8 @@ class _List(Generic[StateT]):
         filters: Conditions such as ``("state", "=", "ALIVE")`` that all must hold. Texts are
             compared without regard to case, as in Ray.
         limit: The most records that are returned.
-        timeout: Seconds that a process may take to answer, where processes are asked: of tasks and
-            objects. What is known of one that is later is listed.
+        timeout: Seconds that a process may take to answer; for tasks and objects. What is known of
+            one that is later is listed.
         detail: Without effect: records have all their fields.
         raise_on_missing_output: Without effect: nothing is left out.
 
@@ -219,10 +219,10 @@ list_cluster_events = _List("events", ClusterEventState)
 #: What waits for resources, and why. What waits for its arguments does not wait for resources.
 list_pending_demands = _List("waiting", PendingDemandState)
 #: Tasks and calls of actors that have not ended: those that run first, the longest first. Every
-#: process is asked for them; nothing is recorded before. With filters, the 10,000 oldest calls of
+#: process is queried for them; nothing is recorded before. With filters, the 10,000 oldest calls of
 #: each process are looked at.
 list_tasks = _List("tasks", TaskState)
-#: Objects, the largest first: whose they are, and why each is held. Those in shared memory, small
+#: Objects, the largest first: their owners, and why each is held. Those in shared memory, small
 #: values, which their owners keep, values that are still to come, and handles of actors. Values
 #: that were copied to other nodes are listed once for each, and so are large arguments of calls.
 #: Objects of a process that is too busy to answer are listed from its node's records, and

@@ -1,8 +1,8 @@
 """What the listings of ``miniray.util.state`` consist of, with Ray's names.
 
-Responsible for turning the head's plain data into records, and for choosing among them; asks nobody
-for anything.
-Ids are hex strings, amounts are units (memory: bytes), times in milliseconds are named so.
+Responsible for turning the head's plain data into records, and for choosing among them; sends no
+requests. Ids are hex strings, amounts are units (memory: bytes), times in milliseconds are named
+so.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class State:
 
     @classmethod
     def of(cls: type[StateT], data: Mapping[str, Any]) -> StateT:
-        """Make a record from the head's data; what is missing there is None."""
+        """Make a record from the head's data; a missing value is None."""
         names = {field: cls._HEAD_NAMES.get(field, field) for field in _fields(cls)}
         return cls(**{field: data.get(name) for field, name in names.items()})
 
@@ -189,7 +189,7 @@ class TaskState(State):
     worker_pid: int
     #: Ids of arguments that have no value yet.
     waits_for: list[str]
-    #: Ids of what it makes.
+    #: Ids of its results.
     makes: list[str]
 
 
@@ -208,7 +208,7 @@ class ClusterEventState(State):
     event_type: str
     #: What has happened, in a sentence with the cause.
     message: str
-    #: Hex ids of what it is about.
+    #: Hex ids of its subjects.
     custom_fields: dict[str, str]
 
 
@@ -281,10 +281,10 @@ class PendingDemandState(State):
 
     #: task, actor or placement_group.
     kind: str
-    #: Functions, classes or groups that wait, and whose they are.
+    #: Functions, classes or groups that wait, and their jobs.
     names: list[str]
     job_ids: list[str]
-    #: What each asks for; of a placement group, one entry per bundle.
+    #: What each requests; of a placement group, one entry per bundle.
     shape: list[dict[str, float]]
     count: int
     #: Since when the oldest waits, in seconds since the epoch.
@@ -294,7 +294,7 @@ class PendingDemandState(State):
     cause: str
     #: No node of the cluster could ever serve it.
     infeasible: bool
-    #: The node where least is missing, and what that is; empty if there is no such node.
+    #: The node where least is missing, and what is missing there; empty if there is no such node.
     node_id: str
     resource: str
     needed: float
@@ -361,7 +361,7 @@ class ObjectState(State):
     is_copy: bool
     #: Its bytes are on disk.
     is_spilled: bool
-    #: Every reason why it is held, and by whom.
+    #: Every reason why it is held, and the holder.
     holders: list[HolderState]
     #: Why it is held, as a sentence.
     why: str
@@ -409,7 +409,7 @@ def _fields(kind: type[State]) -> list[str]:
 
 
 def check_all(kind: type[State], filters: Sequence[Filter] | None, limit: int) -> None:
-    """Refuse what no listing can answer, before anybody is asked."""
+    """Refuse filters that no listing can answer, before any request."""
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}.")
     for condition in filters or ():

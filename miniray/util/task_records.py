@@ -1,7 +1,7 @@
 """Tasks, from the answers of all processes of the cluster.
 
-Who called a task knows whether it waits, is sent or has ended; who runs it knows that it runs. The
-two are joined here by the id of the call.
+The caller of a task records whether it waits, is sent or has ended; the process that runs it, that
+it runs. The two are joined here by the id of the call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ask_processes(
         seconds: That a process may take.
         most: Calls of one process, at most; counts by function are always there.
         threads: Ask also what threads wait for, with their stacks.
-        nodes: Ids of the nodes whose processes are asked; None: all.
+        nodes: Ids of the nodes whose processes are queried; None: all.
         pids: Of the processes that are asked; None: all.
 
     Returns:
@@ -128,7 +128,7 @@ def summary_of(processes: list[ProcessTold]) -> dict[str, Any]:
                     add(name, kind, state, count)
     for each in processes:
         for name, (count, _) in each.told["running_by_name"].items():
-            # Its caller only knows it to have been sent.
+            # Its caller only recorded that it was sent.
             states = counts.get(short_name(name), collections.Counter())
             moved = min(count, states["SUBMITTED_TO_WORKER"])
             states.update(RUNNING=moved, SUBMITTED_TO_WORKER=-moved)

@@ -70,7 +70,7 @@ DEFAULT_MEGASCALE_PORT = "8081"
 def get_current_pod_name() -> str | None:
     """Return the name of the TPU slice that this host is part of, or None.
 
-    Within a cluster it is what the node has told of itself; without one, the variable
+    Within a cluster it is what the node has announced; without one, the variable
     ``TPU_NAME`` or the machine's metadata.
     """
     return _facts().get("slice-name")
@@ -93,7 +93,7 @@ def get_num_tpu_chips_on_node() -> int:
 
 
 def init_jax_profiler(port: int | None = None) -> None:
-    """Let tools such as xprof take profiles of what JAX does in this process.
+    """Let tools such as xprof profile JAX in this process.
 
     Starts JAX's profiler server, one per process. What keeps it from starting is logged,
     as in Ray: a program goes on without it.

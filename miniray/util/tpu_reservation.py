@@ -1,4 +1,4 @@
-"""TPU slices of the cluster: what fits on one, and reserving one by the head of its host 0.
+"""TPU slices of the cluster: what fits on one, and its reservation by the head of host 0.
 
 Groups of bundles on whole slices are in ``tpu_slices.py``.
 """
@@ -90,7 +90,7 @@ def reserve_tpu_slice(
 ) -> tuple[str, PlacementGroup]:
     """Reserve a slice against others who reserve slices, by the head resource of its host 0.
 
-    A slice that is whole and idle is preferred to one of which hosts are missing or in use. Should
+    A slice that is whole and idle is preferred to one with hosts missing or in use. Should
     its host 0 be lost, the reservation waits for that one to come back, and takes no other slice.
 
     Args:
@@ -105,7 +105,7 @@ def reserve_tpu_slice(
 
     Raises:
         TimeoutError: None came free in time.
-        RuntimeError: The host with the head does not know the slice's name.
+        RuntimeError: The host with the head has no name of the slice.
         ValueError: The generation has no such topology.
     """
     shape = slice_shape(topology, accelerator_type)

@@ -40,7 +40,7 @@ class SlicePlacementGroup:
 
     The bundles of a slice are on that slice's hosts and no others, and all are placed at once
     or none. The first bundle of a slice of several hosts is on host 0 and holds the slice's
-    head resource too, so that nobody else reserves the slice by that.
+    head resource too, so that no other group reserves the slice by that.
 
     Args:
         topology: Chips along each axis of a slice: ``4x4`` or ``2x2x4``.
@@ -55,8 +55,8 @@ class SlicePlacementGroup:
         head_reservation_timeout_s: How long to wait for slices of several hosts, in seconds;
             None: without end. A slice of one host is not waited for here.
         bundle_label_selector: Further conditions on the labels of the nodes, one dict per
-            bundle. If they name the slices (``ray.io/tpu-slice-name``), these are taken, whoever
-            has their heads, and not waited for here.
+            bundle. If they name the slices (``ray.io/tpu-slice-name``), these are taken, even if
+            their heads are in use, and not waited for here.
         pg_per_slice: Make a placement group of each slice instead of one of all.
 
     Attributes:
@@ -215,7 +215,7 @@ class SlicePlacementGroup:
         return [dict(selector) for selector in self._selectors]
 
     def release_head_pgs(self, slice_index: int | None = None) -> None:
-        """Give back what holds the heads beside the bundles: nothing, so this does nothing."""
+        """Do nothing: only the bundles hold the heads."""
 
     def shutdown(self) -> None:
         """Give everything back; tasks and actors in the bundles end. Can be called again."""
@@ -279,7 +279,7 @@ def run_on_slice(
 
     Raises:
         TypeError: ``fn`` is no remote function.
-        ValueError: It is not said which slice.
+        ValueError: No slice is named.
         TimeoutError: The slice or its hosts did not come free in time.
     """
     if not hasattr(fn, "options"):

@@ -1,8 +1,8 @@
 """Why something waits: the chain from it to what it waits for in the end, and cycles in it.
 
-Made of the answers of processes and head at one moment; nothing is recorded before. A chain goes
-from a wait to the object, the call that makes it, the queue of an actor, what runs there, and what
-that waits for.
+Made of the answers of processes and head at one moment; nothing is recorded in advance. A chain
+goes from a wait to the object, the call that makes it, the queue of an actor, what runs there, and
+what that waits for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST, _MOST, _NAMED = 100, 10_000, 5
 
 
 class NothingWaitsError(ValueError):
-    """What is asked about is not known, or does not wait."""
+    """The subject is unknown, or does not wait."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ def why(source: ClusterSource, of: str = "") -> dict[str, Any]:
     Args:
         source: The cluster.
         of: The id of an object or a call (or its first digits, or as ``miniray`` shows it, short);
-            the id, name or class of an actor; the name of a task. Empty: whatever drivers wait for.
+            the id, name or class of an actor; the name of a task. Empty: all that drivers wait for.
 
     Returns:
         ``{"chain": [{"kind", "name", "text", "stack"}], "deadlock": bool, "notes": [sentence]}``.
 
     Raises:
-        NothingWaitsError: What is asked about is not known, or nothing waits.
+        NothingWaitsError: The subject is unknown, or nothing waits.
     """
     view = _View(source)
     chain: list[Link] = []
@@ -178,7 +178,7 @@ class _View:
                 yield self._ref(id)
 
     def unknown(self, of: str) -> str:
-        """Return a sentence for when nothing is meant."""
+        """Return a sentence for when no wait matches."""
         if not of:
             return "No driver waits for a value. Give an id or a name to ask about that."
         return (

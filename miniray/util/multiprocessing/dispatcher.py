@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that it takes about to send a batch and to take it in: less work is not shared out...
 _WORTH_SENDING = 0.0002
-#: ... where so many units wait for each process. With fewer, one that takes longer than those
+#: ... where this many units wait for each process. With fewer, one that takes longer than those
 #: before would hold up too many.
 _MANY = 4
-#: Seconds for which the thread stays when nothing is under way.
+#: Seconds for which the thread stays when no call is in flight.
 _LINGER = 1.0
 #: Functions whose times are remembered.
 _FUNCTIONS = 1000
@@ -63,7 +63,7 @@ class Unit:
     how: int
     #: One for each call.
     elements: Sequence[Any]
-    #: Called with what came of it, in the dispatcher's thread.
+    #: Called with its outcome, in the dispatcher's thread.
     deliver: Callable[[Outcome], None]
     #: It was in a batch that could not be pickled.
     alone: bool = dataclasses.field(default=False, init=False)
@@ -94,7 +94,7 @@ class _Batch:
 
     process: _Process
     units: list[Unit]
-    #: Whether they are known to take less than ``TOGETHER``.
+    #: Whether earlier calls show that they take less than ``TOGETHER``.
     short: bool
     #: What came of it; an error if it could not be sent.
     ref: ObjectRef[Any] | Exception | None = None
@@ -171,7 +171,7 @@ class Dispatcher:
             self._end(process)
 
     def terminate(self) -> None:
-        """Take no more and end all processes: what has not come back fails."""
+        """Take no more calls and end all processes: unfinished calls fail."""
         self._drop(TaskCancelledError("a call of a pool that was ended"))
         with self._lock:
             actors = [process.actor for process in (*self._idle, *self._busy)]
@@ -220,7 +220,7 @@ class Dispatcher:
         return self._seconds.get(_name(unit.func), math.inf) * len(unit.elements)
 
     def _take(self, process: _Process) -> _Batch:
-        """Return the next batch: of one function, and no more than a fair share of what waits."""
+        """Return the next batch: of one function, and at most a fair share of the waiting units."""
         waiting = self._waiting
         share = -(-len(waiting) // self._processes)
         least = _WORTH_SENDING if share >= _MANY else 0.0
@@ -355,7 +355,7 @@ class Dispatcher:
         self._end(process)
 
     def _drop(self, why: Exception) -> None:
-        """Fail what waits and what comes: no process runs it."""
+        """Fail all waiting and later units: no process runs them."""
         with self._lock:
             self._gone = why
             dropped = list(self._waiting)
@@ -424,7 +424,7 @@ class PoolActor:
         for unit in units:
             outcomes.append(_run(*unit))
             seconds = time.perf_counter() - began
-            if seconds > TOGETHER:  # the others are shared out anew
+            if seconds > TOGETHER:  # the others are shared out again
                 break
         self._kept.append((number, outcomes if len(units) > 1 else []))
         return outcomes, seconds

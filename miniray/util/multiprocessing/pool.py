@@ -69,7 +69,7 @@ class Pool:
         actor_class: Any = remote(PoolActor)
         actor_class = actor_class.options(**{"num_cpus": 0, **(ray_remote_args or {})})
         arguments = (initializer, tuple(initargs or ()))
-        #: Those that may have more to send.
+        #: Sources that may have more to send.
         self._iterators: weakref.WeakSet[IMapIterator] = weakref.WeakSet()
         self._dispatcher = Dispatcher(
             lambda: actor_class.remote(*arguments), self._processes, maxtasksperchild

@@ -93,7 +93,7 @@ class AsyncResult:
         return self._error is None
 
     def deliver(self, index: int, outcome: Outcome) -> None:
-        """Take in what came of a unit (called by the dispatcher)."""
+        """Take in the outcome of a unit (called by the dispatcher)."""
         self._outcomes[index] = outcome
         self._missing -= 1
         if self._missing == 0:
@@ -126,7 +126,7 @@ class AsyncResult:
 class IMapIterator:
     """The results of ``imap`` or ``imap_unordered``, as they come. Made by the pool.
 
-    At first each process has a chunk; how far the iterable is read ahead grows with what has been
+    At first each process has a chunk; how far the iterable is read ahead grows with the results
     taken, so that a large or endless one is read as its results are.
 
     Args:
@@ -209,7 +209,7 @@ class IMapIterator:
         self._send()
 
     def _send(self, *, all_of_it: bool = False) -> None:
-        """Let every process have a chunk, and others wait for them: half of these are put anew."""
+        """Give every process a chunk, and let others wait: half of these are put again."""
         extra = min(self._next, self._ahead())
         under_way = self._sent - self._received
         if under_way - self._processes > extra // 2 and not all_of_it:
