@@ -236,6 +236,21 @@ def test_importing_the_train_layer_loads_no_framework() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_train_loop_reads_a_dataset_without_pytorch() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None  # as where it is not installed\n"
+        "import pyarrow\n"
+        "from miniray.train.data import DataIterator\n"
+        "from miniray.train.data.adapt import adapt\n"
+        "rows = adapt('train', pyarrow.table({'x': [1, 2]}))\n"
+        "batches = DataIterator('train', rows, seed=None).iter_batches()\n"
+        "print([batch['x'].tolist() for batch in batches])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[[1, 2]]"
+
+
 @pytest.mark.usefixtures("cluster")
 def test_workers_have_what_their_tasks_use_from_the_template() -> None:
     names = ["miniray.api", "miniray.actor", "miniray.decorator", "miniray.runtime_context"]

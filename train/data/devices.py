@@ -12,8 +12,6 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from miniray.api import is_initialized
 from miniray.runtime_context import get_runtime_context
 
