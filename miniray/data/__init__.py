@@ -1,7 +1,7 @@
 """``miniray.data``: datasets that are read, transformed and handed out as streams of blocks.
 
 Needs pyarrow, which is loaded at the first use of a name. Blocks are Arrow tables in the object
-store, made by tasks and actors that run ahead of whoever reads; see docs/data.md.
+store, made by tasks and actors that run ahead of the reader; see docs/data.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Aggregations: what is computed of the rows of each group, in parts that are put together.
+"""Aggregations: values of the rows of each group, computed in parts that are combined.
 
-Each table is aggregated by itself; what comes of that, small as a rule, is brought together by key
-and combined. Counts, sums and their like are computed by Arrow, all others by calls in Python.
+Each table is aggregated by itself; the results, small as a rule, are brought together by key and
+combined. Counts, sums and their like are computed by Arrow, all others by calls in Python.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The key of the one group of aggregations without keys.
 ALL = "__miniray_all__"
-#: The column of row numbers, and of those of each group, which the call has ``grouped_by`` tell.
+#: The column of row numbers, and of the lists of them per group that ``LISTED`` adds.
 ROW, ROWS = "__miniray_row__", "__miniray_row___list"
 LISTED = (ROW, "list", None)
 
@@ -41,7 +41,7 @@ class AggregateFn:
         finalize: Makes the result of an accumulator.
     """
 
-    #: Functions of Arrow: for rows, and for what these gave. Empty: ``partial`` and ``merged``.
+    #: Functions of Arrow: for rows, and for their results. Empty: ``partial`` and ``merged``.
     parts: ClassVar[tuple[tuple[str, str], ...]] = ()
     #: The column that is read; None: any may be.
     on: str | None = None
@@ -307,7 +307,7 @@ class Std(_OfColumn):
 
 
 def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[Any] = (LISTED,)) -> Any:
-    """Return the keys of each group, in order, with what calls of Arrow compute of its rows.
+    """Return the keys of each group, in order, with the results of calls of Arrow on its rows.
 
     A call is a column, a function and its options, or ``LISTED`` for the numbers of the rows.
     """
@@ -318,7 +318,7 @@ def grouped_by(table: Any, keys: Sequence[str], calls: Sequence[Any] = (LISTED,)
 
 
 def _calls(aggs: Sequence[Any], step: int) -> list[Any]:
-    """Return what Arrow computes of rows, or in step 1 of what it gave, in columns by place."""
+    """Return the calls of Arrow on rows, or in step 1 on their results, in columns by place."""
     found: list[Any] = [] if all(agg.parts for agg in aggs) else [LISTED]
     for place, agg in enumerate(aggs):
         for part in agg.parts:

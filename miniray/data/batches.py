@@ -1,4 +1,4 @@
-"""Batches for whoever reads a dataset: rows, arrays, tables, tensors of PyTorch."""
+"""Batches for readers of a dataset: rows, arrays, tables, tensors of PyTorch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_attribute(owner: Any, name: str) -> AttributeError:
 class Batches:
     """Batches of a dataset; they have no length.
 
-    Each iteration over them executes the dataset anew, beginning with ``iter()``.
+    Each iteration over them executes the dataset again, beginning with ``iter()``.
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
@@ -58,7 +58,7 @@ ABSENT = {
 
 
 class Reading:
-    """The methods that read rows, of a dataset and of what reads a part of one.
+    """The methods that read rows, of a dataset and of readers of a part of one.
 
     Each reads from the beginning.
     """
@@ -94,7 +94,7 @@ class Reading:
             batch_format: ``"numpy"`` (the default): a dictionary of arrays, which may be read-only
                 views. ``"pandas"``: a DataFrame. ``"pyarrow"`` or None: a table.
             drop_last: Leave out rows that do not fill a batch.
-            local_shuffle_buffer_size: Mix rows within so many that follow each other.
+            local_shuffle_buffer_size: Mix rows within windows of this many.
             local_shuffle_seed: From which that order is drawn.
 
         Raises:
@@ -189,7 +189,7 @@ class StreamIterator(Reading):
 
 
 def mixed(tables: Iterable[Any], window: int, seed: int | None) -> Iterator[Any]:
-    """Yield tables whose rows are mixed within windows of so many."""
+    """Yield tables whose rows are mixed within windows of ``window`` rows."""
     random = np.random.default_rng(seed)
     for table in rebatched(tables, window):
         order = random.permutation(table.num_rows)

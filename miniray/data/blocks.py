@@ -29,7 +29,7 @@ BATCH_FORMATS = ("default", "numpy", "pandas", "pyarrow")
 
 
 class _Stored(pa.ExtensionType):  # type: ignore[misc]
-    """A type that its storage tells whole."""
+    """A type that is fully described by its storage."""
 
     __hash__ = pa.DataType.__hash__
     called: str
@@ -170,7 +170,7 @@ def _of_array(values: Any) -> Any:
         # Arrow ends texts of NumPy at a zero.
         return pa.array(values.tolist() if kind in "US" else _kept(values))
     if 0 in values.shape[1:] or kind not in "biuf":
-        # By tolist(), what is masked is None.
+        # By tolist(), masked values are None.
         return _of_values(values.tolist() if values.ndim == 1 and kind == "c" else list(values))
     flat = _of_array(np.ravel(_kept(values)))
     tensor = pa.fixed_shape_tensor(flat.type, values.shape[1:])
@@ -236,7 +236,7 @@ def _encoded(kind: Any, values: list[Any], encode: Callable[[Any], Any]) -> Any:
 
 
 def no_columns(rows: int) -> Any:
-    """Return a table of so many rows and no column, as Arrow makes one only by selecting none."""
+    """Return a table of ``rows`` rows and no column; Arrow makes one only by selecting none."""
     return pa.table({"_": pa.nulls(rows)}).select([])
 
 
@@ -313,7 +313,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def is_plain(values: Any) -> bool:
-    """Return whether a column has nothing but numbers of one shape.
+    """Return whether all values of a column are numbers of one shape.
 
     The array of some of its rows is then a part of its array. With nulls or lists it may have
     another type or shape.
@@ -325,7 +325,7 @@ def is_plain(values: Any) -> bool:
 
 
 def values_of(values: Any) -> list[Any]:
-    """Return a column as a list of what a row has of it."""
+    """Return a column as a list of its values per row."""
     if isinstance(values, pa.ChunkedArray):
         return [value for chunk in values.chunks for value in values_of(chunk)]
     kind = values.type
@@ -363,8 +363,8 @@ def table_to_rows(table: Any) -> Iterator[dict[str, Any]]:
 def from_file(table: Any) -> Any:
     """Return a table that was read from a file with its tensors in their shape.
 
-    Ray's tensors (``ray.data.arrow_tensor``, also version 2) become Arrow's own: a view. Types that
-    pyarrow does not know stay as they are stored; nothing is unpickled.
+    Ray's tensors (``ray.data.arrow_tensor``, also version 2) become Arrow's own: a view. Types
+    unknown to pyarrow stay as they are stored; nothing is unpickled.
     """
     for index, field in enumerate(table.schema):
         kind = _ray_type(field)

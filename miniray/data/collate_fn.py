@@ -33,7 +33,7 @@ class PandasBatchCollateFn(NumpyBatchCollateFn):
 def batch_maker(
     dtypes: Any, device: Any, collate_fn: Callable[[Any], Any] | None, *, pin_memory: bool
 ) -> Callable[[Any], Any]:
-    """Load PyTorch, and return what makes a batch of what ``collate_fn`` takes, or of arrays.
+    """Load PyTorch, and return the function that makes a batch.
 
     Args:
         dtypes: As of ``collate_torch``.

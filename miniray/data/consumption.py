@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from miniray.data.plan import PlanNode
 
-#: Bytes in the driver of which it is warned.
+#: Bytes in the driver that bring a warning.
 _MUCH = 2 * 2**30
 #: Rows of blocks that are shown of a dataset, and signs of a cell, at most.
 _SHOWN, _WIDTH = 10, 40
@@ -122,7 +122,7 @@ class Consumption(Reading):
             print(row)  # noqa: T201 -- what it is for
 
     def count(self) -> int:
-        """Return the number of rows: from files' metadata where these tell, else by executing."""
+        """Return the number of rows: from metadata of files if that suffices, else by executing."""
         known = count_of(optimised(self._plan))
         if known is None:
             units = self._units(ordered=False)
@@ -213,7 +213,7 @@ class Consumption(Reading):
         return (self._stats or ExecutionStats()).summary()
 
     def explain(self) -> None:
-        """Print the plan, and what runs together."""
+        """Print the plan, and which of its steps run together."""
         print("-------- Logical Plan --------")  # noqa: T201 -- what it is for
         print(explained(self._plan, stages=False))  # noqa: T201
         print("-------- Stages --------")  # noqa: T201
@@ -246,7 +246,7 @@ class Consumption(Reading):
 
 
 def _box(head: list[list[str]], rows: list[list[str]]) -> list[str]:
-    """Return a table as lines of text, of each cell so much as fits."""
+    """Return a table as lines of text; cells are cut to fit."""
     texts = [[" ".join(cell.split())[:_WIDTH] for cell in row] for row in head + rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     inside = [" ┆ ".join(map(str.ljust, row, widths)) for row in texts]

@@ -1,4 +1,4 @@
-"""How datasets are executed: settings of the process, and what functions of the user run on."""
+"""How datasets are executed: settings of the process, and resources of users' functions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ExecutionOptions:
     Args:
         resource_limits: The most that is used.
         preserve_order: Keep the order of rows. Default: True, other than in Ray.
-        verbose_progress: Accepted as in Ray, without effect: ``stats()`` tells what was done.
+        verbose_progress: Accepted as in Ray, without effect: ``stats()`` shows what was done.
         label_selector: Labels that the nodes must have.
     """
 
@@ -192,7 +192,7 @@ class Compute:
         return {**found, **(self.options.get("resources") or {})}
 
     def actors(self, share: int = 1) -> int:
-        """Return how many actors a pool begins with that is divided among so many executions."""
+        """Return how many actors a pool begins with that is divided among ``share`` executions."""
         return max(1, (self.initial or self.least) // share) if self.is_pool else 0
 
     def held(self, share: int = 1) -> collections.Counter[str]:
@@ -205,7 +205,7 @@ TASKS = Compute()
 
 
 def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Udf, Compute]:
-    """Return a function with its arguments, and what it runs on.
+    """Return a function with its arguments, and its resources.
 
     Raises:
         TypeError: It can't be called, or there is no such option.

@@ -1,4 +1,4 @@
-"""``Dataset``: a lazy plan, to which methods add; what ``Consumption`` has executes it."""
+"""``Dataset``: a lazy plan, to which methods add; the methods of ``Consumption`` execute it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Dataset(Rearranging):
-    """Rows in a fixed order, of which nothing is read before something asks for it.
+    """Rows in a fixed order, read only on demand.
 
     Made by ``miniray.data.read_parquet`` and its like. Methods return new datasets.
     """
@@ -119,7 +119,7 @@ class Dataset(Rearranging):
             zero_copy_batch: Pass arrays that can't be written to, and save the copy.
             udf_modifying_row_count: False promises that as many rows come out as go in; then the
                 count is known before, and a limit reads no more than it needs. True says they
-                differ; a trainer expects them to be the same if nothing is said.
+                differ; a trainer expects them to be the same by default.
             **options: As of ``map``. With ``num_gpus``, ``batch_size`` must be a number.
 
         Raises:
@@ -214,7 +214,7 @@ class Dataset(Rearranging):
     # --- rows ---------------------------------------------------------------------------
 
     def limit(self, limit: int) -> Dataset:
-        """Keep the first rows; nothing behind them is read."""
+        """Keep the first rows; later rows are not read."""
         return Dataset(Limit((self._plan,), check_whole("limit", "limit", limit, 0)))
 
     def union(self, *other: Dataset) -> Dataset:
@@ -292,7 +292,7 @@ class Dataset(Rearranging):
             test_size: Of the second: a number of rows, or a share of all.
             shuffle: Bring all rows into another order before.
             seed: From which that order is drawn.
-            stratify: A column of whose values both parts have the same shares.
+            stratify: A column; both parts have the same shares of its values.
 
         Raises:
             TypeError: The size is no number.
@@ -358,7 +358,7 @@ class Dataset(Rearranging):
         return dataset._parts(lambda units: [ranged(units, low, high) for low, high in pairs])
 
     def _parts(self, cut: Callable[[list[ReadUnit]], list[Any]], least: int = 1) -> list[Any]:
-        """Return datasets of some units of the source each; at least so many are wanted."""
+        """Return datasets of some units of the source each; at least this many are wanted."""
         found = chain(optimised(self._plan))
         assert found is not None
         read, stages = found

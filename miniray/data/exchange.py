@@ -50,11 +50,11 @@ class How:
         raise NotImplementedError
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
-        """Return the table of a partition, of whose tables each input has some, in order."""
+        """Return the table of a partition from its tables, in order, by input."""
         raise NotImplementedError
 
     def schema(self, schemas: Sequence[Any]) -> Any:
-        """Return the schema of what comes out of inputs of these; None if only running tells."""
+        """Return the schema of the result for inputs of these; None if only running shows it."""
         return schemas[0] if self.keeps_count and len(schemas) == 1 else None
 
 
@@ -76,7 +76,7 @@ class Numbered(How):
         return range(1, parts)
 
     def _numbers(self, first: int, rows: int) -> Any:
-        """Return by what rows are ordered: their numbers, or what is drawn from these."""
+        """Return the sort keys of rows: their numbers, or hashes of these."""
         index: Any = np.arange(first, first + rows, dtype=np.uint64)
         if self.seed is None:
             return index

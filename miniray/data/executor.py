@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     Made = Generator[list[Any], None, T]
     Units = Made[collections.deque[ReadUnit]]
 
-#: Blocks that are cut together, and of about so many a partition is made.
+#: Blocks that are cut together, and about how many a partition is made of.
 _TOGETHER = 4
 #: Partitions, at most: larger inputs have larger ones.
 _MOST = 512
@@ -108,7 +108,7 @@ def _run(stage: Stage, below: Feed, setting: Setting, target: int | None = None)
 
 
 def _blocks(node: PlanNode) -> PlanNode:
-    """Return a node whose units tell their rows: a stage on top where they have to be read."""
+    """Return a node whose units have row counts: a stage on top where they have to be read."""
     below = node.inputs[0] if isinstance(node, Limit) and count_of(node) is not None else node
     known = isinstance(below, Read) and below.source.made and count_of(below) is not None
     if isinstance(below, Read | Exchange) and not known:
@@ -122,7 +122,7 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
     """Give the partitions of an exchange, when all of its input is there.
 
     The input becomes blocks, and each call of the next stage cuts some of them into a piece for
-    each partition. The pieces of a partition are one unit: whoever reads it makes its rows.
+    each partition. The pieces of a partition are one unit: its reader makes its rows.
     """
     how, target = node.how, setting.context.target_max_block_size
     # They stay open while their blocks are read: pools may have to make these again.
@@ -134,7 +134,7 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
             sides.append((yield from _drain(feed)))
         partitions: collections.deque[Any] = collections.deque([sides])
         total = sum(unit.size for side in sides for unit in side)
-        # As many pieces as a driver can know of, and not too few for a store to hold two calls.
+        # As many pieces as a driver can track, and enough for a store to hold two calls.
         each = min(max(_TOGETHER * target, total // _MOST), setting.bytes_in_flight // 2)
         if isinstance(how, Aligned):
             partitions = _aligned(sides, node.partitions or -(-total // target) or 1)
@@ -194,7 +194,7 @@ def _samples(how: How, sides: Sequence[Any], setting: Setting) -> Made[list[Any]
 def _cut(
     how: How, bounds: Sequence[Any], sides: Sequence[Any], size: int, setting: Setting
 ) -> Made[collections.deque[Any]]:
-    """Return for each partition its pieces, by input, cut by calls of about so many bytes each."""
+    """Return for each partition its pieces, by input, cut by calls of about ``size`` bytes each."""
     unordered = dataclasses.replace(setting, ordered=False)
     pieces: list[list[list[ReadUnit]]] = [[[] for _ in sides] for _ in range(len(bounds) + 1)]
     for side, units in enumerate(sides):
@@ -282,7 +282,7 @@ def _drained(
     try:
         item = first or next(feed)
         del first  # else its block would stay in memory
-        while item:  # a feed that waits for nothing was given less than it needs
+        while item:  # an empty list: a feed was given less than it needs
             progress.tell()
             if isinstance(item, ReadUnit):
                 stats.asking = False
@@ -294,7 +294,7 @@ def _drained(
                 stats.waited += time.perf_counter() - began
             item = next(feed)
     except DataError as error:
-        # The way through the feeds tells a user nothing.
+        # The frames of the feeds are of no use to a user.
         raise error.with_traceback(None)
     finally:
         RUNNING.discard(stats)
@@ -324,7 +324,7 @@ def _own_pool(node: PlanNode, share: int) -> collections.Counter[str]:
 
 
 def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) -> dict[str, float]:
-    """Return how much the pools of a plan hold together of resources of which there is less.
+    """Return how much the pools of a plan hold together of resources that are short.
 
     One pool alone waits for a node to join, as any actor does, unless tasks that feed it need the
     same: CPUs.

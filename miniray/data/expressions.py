@@ -87,7 +87,7 @@ class Expr:
         return own.union(*(operand.columns() for operand in self.operands))
 
     def alias(self, name: str) -> Expr:
-        """Return the expression: what uses it names the result, as ``with_column(name, expr)``."""
+        """Return the expression itself: ``with_column(name, expr)`` names the result."""
         return self
 
     def is_null(self) -> Expr:
@@ -137,7 +137,7 @@ class Expr:
 
 
 def _divided(left: Any, right: Any) -> tuple[Any, Any]:
-    """Return quotients, rounded down as in Python, and what is left over."""
+    """Return quotients, rounded down as in Python, and remainders."""
     whole = pc.divide(left, right)
     whole = pc.floor(whole) if pa.types.is_floating(whole.type) else whole
     rest = pc.subtract(left, pc.multiply(whole, right))

@@ -1,9 +1,9 @@
 """Feeds: generators of units, those of a source or blocks that tasks have made, that never wait.
 
-A feed yields a unit; or a list of generators of which one has to go on before there is another; or
-None, again and again, when there are no more. Its reader closes it then: a pool may have to make
-its blocks again until these are read. It is read from the consumer's side; see ``executor``.
-``Setting`` is what all of an execution know of their surroundings, and the limits that follow.
+A feed yields a unit; or a list of generators, one of which has to go on before there is another
+unit; or None, again and again, when there are no more. Its reader closes it then: a pool may have
+to make its blocks again until these are read. It is read from the consumer's side; see
+``executor``. ``Setting`` is the surroundings of an execution, and the limits that follow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Feed = Generator[ReadUnit | list[Any] | None, None, None]
 
 @dataclasses.dataclass
 class Setting:
-    """What an execution knows of its surroundings.
+    """The surroundings of an execution.
 
     Attributes:
         context: The settings.
@@ -55,9 +55,9 @@ class Setting:
     stats: ExecutionStats = dataclasses.field(default_factory=ExecutionStats)
 
     def slots(self, compute: Compute, heap: int = 0) -> tuple[int, float]:
-        """Return how many calls can run at once, and how many may, whatever the cluster has.
+        """Return how many calls can run at once, and how many may in any cluster.
 
-        Each has a heap of so many bytes; those that do not say num_cpus count as one CPU.
+        Each has a heap of ``heap`` bytes; those that do not say num_cpus count as one CPU.
         """
         demand = {**compute.demand, "CPU": compute.options.get("num_cpus") or 1}
         limits = self.context.execution_options.resource_limits
@@ -171,10 +171,10 @@ def inline_feed(below: Feed, work: StageWork) -> Feed:
 
 
 def where_of(unit: ReadUnit, place: int) -> Where:
-    """Return what a call reads that has so many of its stage before it."""
+    """Return the place of a call's rows: ``place`` calls of its stage come before it."""
     return Where(unit.label, place if unit.key is None else unit.key)
 
 
 def key_of(key: int | None, number: int) -> int | None:
-    """Return the key of a block, of so many before, that was made of what has a key."""
+    """Return the key of a block made of a unit with a key; ``number`` blocks of it come before."""
     return None if key is None else (key * 1_000_003 + number) & 0xFFFFFFFF

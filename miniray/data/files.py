@@ -221,8 +221,8 @@ class FilesDatasource(Datasource):
 
     Attributes:
         filesystem: Of fsspec.
-        options: Of what makes rows of bytes.
-        folders: The columns that paths tell of, and what makes values of their texts.
+        options: Of the function that makes rows of bytes.
+        folders: The columns from paths, and the functions that make values of their texts.
         found: Paths and sizes; none in what is read.
     """
 
@@ -232,7 +232,7 @@ class FilesDatasource(Datasource):
     folders: Mapping[str, Callable[[str], Any]]
     found: Sequence[tuple[str, int]]
     name: str
-    #: Whether pieces tell how many rows they have.
+    #: Whether pieces have row counts.
     counted: ClassVar[bool] = False
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
@@ -306,7 +306,7 @@ class FilesDatasource(Datasource):
         from fsspec.utils import read_block
 
         size = None if piece.stop == ENDLESS else piece.stop - piece.start
-        # Filesystems have a method for it that wants files to tell their size, which not all do.
+        # Filesystems have a method for it that needs the size of files, which not all have.
         with self.filesystem.open(piece.path, "rb") as file:
             data = bytes(read_block(file, piece.start, size, b"\n"))
             if data and piece.start and self.kind == CSV:
@@ -314,7 +314,7 @@ class FilesDatasource(Datasource):
         return data
 
     def beside(self, table: Any, path: str) -> Any:
-        """Return a table of a file with the columns that its path tells of; one there stays."""
+        """Return a table of a file with the columns of its path; a column of the file wins."""
         table = from_file(table)
         texts = dict(_folders(path))
         for name, value_of in self.folders.items():
@@ -380,7 +380,7 @@ def find_files(
     extensions are looked for.
 
     Raises:
-        FileNotFoundError: There is nothing at a path.
+        FileNotFoundError: A path does not exist.
         ValueError: The paths are on different filesystems.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -417,9 +417,9 @@ def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[s
 def folder_columns(
     files: Iterable[tuple[str, int]], *, path: bool
 ) -> dict[str, Callable[[str], Any]]:
-    """Return the columns of folders such as ``year=2024``, and what makes values of their texts.
+    """Return columns of folders such as ``year=2024``, and the functions for their values.
 
-    They are numbers where all values are whole. If asked for, the path is one too.
+    They are numbers where all values are whole. With ``path``, the path is one too.
     """
     found: dict[str, Callable[[str], Any]] = {}
     for name, value in itertools.chain.from_iterable(_folders(each) for each, _ in files):

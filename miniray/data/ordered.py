@@ -1,4 +1,4 @@
-"""Exchanges by the order of key columns: sorts and joins, and the base of what groups."""
+"""Exchanges by the order of key columns: sorts and joins, and the base of groupings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Ordered(How):
 
 
 def key_table(table: Any, names: Sequence[str], who: str, called: Sequence[str] = ()) -> Any:
-    """Return columns of a table as keys, in types that can be compared, called as before or anew.
+    """Return columns of a table as keys, in types that can be compared, with the same or new names.
 
     Raises:
         DataError: A column is missing, or its values have no order.
@@ -101,7 +101,7 @@ def _comparable(table: Any, name: str, who: str) -> Any:
 
 
 def one_zero(values: Any) -> Any:
-    """Return values with one zero and one NaN, whatever their signs: Arrow looks at the bits."""
+    """Return values with one zero and one NaN, of any sign before: Arrow compares the bits."""
     if not pa.types.is_floating(values.type) or values.type == pa.float16():
         return values
     values = pc.add(values, pa.scalar(0, values.type))
@@ -134,7 +134,7 @@ class KeySample(TableStep):
 
 # --- joins ------------------------------------------------------------------------------
 
-#: Joins of which rows of one input come out as they are.
+#: Joins that return rows of one input unchanged.
 ONE_SIDED = ("left_semi", "right_semi", "left_anti", "right_anti")
 #: Ray's names of joins. Those of Arrow have spaces.
 JOINS = ("inner", "left_outer", "right_outer", "full_outer", *ONE_SIDED)

@@ -54,7 +54,7 @@ class ParquetDatasource(FilesDatasource):
         columns: Their names; None: all.
         exprs: They leave out rows.
         known: The schema of the rows, before columns are left out, once units are made.
-        footers: Those that were read before, by path.
+        footers: Footers that were read before, by path.
     """
 
     columns: Sequence[str] | None = None
@@ -70,7 +70,7 @@ class ParquetDatasource(FilesDatasource):
         return pa.schema([schema.field(name) for name in names])
 
     def _complete(self, schema: Any) -> Any:
-        """Return a schema of files with what their paths tell."""
+        """Return a schema of files with the columns of their paths."""
         # By its method empty_table(), Arrow would import pandas.
         table = pa.table([pa.nulls(0, kind) for kind in schema.types], schema=schema)
         return self.beside(table, self.found[0][0]).schema
@@ -162,7 +162,7 @@ class ParquetDatasource(FilesDatasource):
         """Open a file.
 
         Raises:
-            DataError: It is no Parquet file.
+            DataError: The file is not a Parquet file.
         """
         try:
             if is_local(self.filesystem):

@@ -1,4 +1,4 @@
-"""Lazy plans: what a dataset is made of, and the stages in which it is executed."""
+"""Lazy plans: the nodes of a dataset, and the stages in which it is executed."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Union(PlanNode):
 
 @dataclasses.dataclass(frozen=True)
 class Regroup(PlanNode):
-    """Blocks of so many rows.
+    """Blocks with a given number of rows.
 
     Attributes:
         rows: Rows of each block, or at least so many.
-        strict: Exactly so many, other than in the last one.
+        strict: Exactly this many, except in the last one.
     """
 
     rows: int
@@ -91,7 +91,7 @@ class Exchange(PlanNode):
     """Brings rows that belong together into one partition.
 
     Attributes:
-        how: Which rows, and what is made of them.
+        how: The distribution of rows, and what is made of them.
         partitions: How many; None: by the bytes of the input.
     """
 

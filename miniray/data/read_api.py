@@ -1,4 +1,4 @@
-"""The functions that make datasets: of files, of numbers, of what is in memory."""
+"""The functions that make datasets: of files, of numbers, of data in memory."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ class MapGroups(MapBatches):
 
 
 def known_columns(plan: PlanNode) -> list[str] | None:
-    """Return the columns of a plan; None if only executing it tells."""
+    """Return the columns of a plan; None if only executing it shows them."""
     schema = schema_of(optimised(plan))
     return None if schema is None else list(schema.names)
 
 
 def key_names(caller: str, key: Any, columns: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the names of columns, of which ``key`` is one or several.
+    """Return ``key``, one or several names of columns, as a tuple.
 
     Raises:
         ValueError: They are no names, or not among the columns, if these are known.
@@ -259,8 +259,8 @@ class Rearranging(Consumption, Aggregating):
         mixes the units of the data, and the rows within each. ``materialize()`` keeps it.
 
         Args:
-            seed: From which the order is drawn; rows of the same order get the same one, whatever
-                blocks they are in. Default: a new one, now.
+            seed: From which the order is drawn; rows of the same order get the same one, however
+                they are cut into blocks. Default: a new one, now.
             num_blocks: Of how many parts it is made. Default: by their bytes.
         """
         how = Numbered(drawn("random_shuffle", seed))
@@ -275,7 +275,7 @@ class Rearranging(Consumption, Aggregating):
         """Sort the rows; those of equal keys keep their order, null comes last.
 
         Args:
-            key: A column, or several, of which later ones decide where earlier ones are equal.
+            key: A column, or several: later ones decide where earlier ones are equal.
             descending: Large values first, for all keys or for each.
 
         Raises:
@@ -344,7 +344,7 @@ class Rearranging(Consumption, Aggregating):
                 "right_semi", "left_anti" or "right_anti".
             num_partitions: Of how many parts it is made. Default: by their bytes.
             on: The columns of this one.
-            right_on: Those of the other one. Default: the same names.
+            right_on: Key columns of the other one. Default: the same names.
             left_suffix: Behind names of this one that both have.
             right_suffix: Behind those of the other one.
 

@@ -1,4 +1,4 @@
-"""Where rows come from: sources, which are cut into units, each of which one task reads."""
+"""Where rows come from: sources, which are cut into units, each read by one task."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ReadUnit:
 
     Attributes:
         content: Of what.
-        rows: How many rows; None if only reading tells.
+        rows: How many rows; None if only reading shows it.
         size: About how many bytes they take.
         refs: Refs whose values reading needs, in this order, or tables of this process.
         start: The number of the first row.
@@ -159,7 +159,7 @@ def overlapping(
 
 
 def between(tables: Iterable[Any], start: int, stop: int) -> Iterator[Any]:
-    """Yield a range of rows of tables; what follows them is not read."""
+    """Yield a range of rows of tables; later rows are not read."""
     for table, low, high in overlapping(tables, len, start, stop):
         yield table.slice(low, high - low)
 
@@ -170,7 +170,7 @@ class CutWish:
 
     Attributes:
         target: Bytes of a unit.
-        parts: At least so many units, while each has ``least`` rows.
+        parts: At least this many units, while each has ``least`` rows.
         least: Rows that are wanted together.
     """
 
@@ -200,7 +200,7 @@ class Datasource(abc.ABC):
 
     @abc.abstractmethod
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        """Yield units. Where nothing is known of the rest, the first comes before all are found."""
+        """Yield units; the first before all are found, unless the rest must be known."""
 
     def schema(self) -> Any:
         """Return the schema if it is known without reading rows, else None."""
@@ -268,7 +268,7 @@ def items_to_table(items: Iterable[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class BlockRows(Content):
-    """Rows of a table, in the object store or in this process, of which the first has a number."""
+    """Rows of a table, in the object store or in this process, numbered from ``first``."""
 
     label: str = "a block"
     first: int = 0

@@ -1,7 +1,7 @@
 """Run the steps of a stage in tasks, or in the actors of a pool.
 
-A stage takes units from the feed below while its window of calls has capacity, and a call pauses
-at two blocks that nobody has read. So what is in flight is bounded by windows, whatever the data.
+A stage takes units from the feed below while its window of calls has capacity, and a call pauses at
+two unread blocks. So data in flight are bounded by windows, for any data.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class StageCalls:
     def feed(self, below: Feed) -> Feed:
         """Run the stage over another feed, and yield its blocks.
 
-        It starts calls while the window has room, and there is input.
+        It starts calls while the window has capacity, and there is input.
         """
         first = 1
         if self._compute.is_pool:
@@ -255,6 +255,6 @@ class StageCalls:
 
 
 def _total(stage: Stage) -> int | None:
-    """Return the rows that will come out, if that costs nothing to know."""
+    """Return the number of rows that will come out, if it is there without reading."""
     files = any(isinstance(each, Read) and each.source.found for each in walk(stage))
     return None if files or not stage.inputs else count_of(stage)

@@ -1,4 +1,4 @@
-"""What an execution has done and does, by stage; told when asked, and at the terminal."""
+"""What an execution has done and does, by stage; shown on request, and at the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from miniray.logs.screen import ERASE_BELOW, SCREEN, draw, is_terminal, stream, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Stages of this process that are told of, at most.
+#: Stages of this process that are reported, at most.
 _MOST = 200
 #: Seconds until the terminal shows an execution, and between two changes of it.
 _SHOWN_AFTER, _BETWEEN = 1.0, 0.2
@@ -22,7 +22,7 @@ _SHOWN_AFTER, _BETWEEN = 1.0, 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a task tells of a block that it has made.
+    """A task's report on a block that it has made.
 
     Attributes:
         first: How many rows the task has given before it.

@@ -63,7 +63,7 @@ def _alike(tables: Sequence[Any]) -> Sequence[Any]:
 
 
 def _remade(table: Any, name: str, make: Callable[[list[Any]], Any]) -> Any:
-    """Return a table with a column made anew of its values, if it has it."""
+    """Return a table with a column replaced by a function of its values, if it has it."""
     place = table.schema.get_field_index(name)
     values = [] if place < 0 else values_of(table.column(place))
     return table if place < 0 else table.set_column(place, name, make(values))
@@ -118,7 +118,7 @@ class Rows:
 
 
 def batched(tables: Iterable[Any], size: int | None, *, drop_last: bool = False) -> Iterator[Rows]:
-    """Yield batches of ``size`` rows, the last one with what is left; None: a table each."""
+    """Yield batches of ``size`` rows, the last one with the rest; None: a table each."""
     if size is None:
         yield from (Rows.of(table) for table in tables if table.num_rows)
         return
@@ -149,7 +149,7 @@ def _together(parts: list[Rows]) -> Rows:
 
 
 def rebatched(tables: Iterable[Any], size: int) -> Iterator[Any]:
-    """Yield tables of ``size`` rows each, the last one with what is left."""
+    """Yield tables of ``size`` rows each, the last one with the rest."""
     return (rows.table for rows in batched(tables, size))
 
 

@@ -63,7 +63,7 @@ class Transform:
         raise NotImplementedError
 
     def schema(self, schema: Any) -> Any:
-        """Return the schema of what comes out; None if only running it tells."""
+        """Return the schema of the result; None if only running it shows it."""
         del schema
         return None
 
@@ -112,7 +112,7 @@ class Udf:
 
 
 def _error_of(what: str, error: BaseException) -> DataError:
-    """Return the error of what the user has written, with the stack of that only."""
+    """Return the error of the user's code, with the stack of that only."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/miniray/data/" not in frame.filename]
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -146,7 +146,7 @@ def _rows_text(start: int, count: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class UserStep(Transform):
-    """Calls a function of the user: the base of what does."""
+    """Calls a function of the user: the base of such steps."""
 
     name: str
     udf: Udf
@@ -215,7 +215,7 @@ class MapBatches(UserStep):
     """Calls a function for each batch.
 
     Attributes:
-        changes_count: Whether other numbers of rows come out; False is checked, None says nothing.
+        changes_count: Whether other numbers of rows come out; False is checked, None is not.
     """
 
     batch_size: int | str | None = None
@@ -268,7 +268,7 @@ class MapBatches(UserStep):
                 )
 
     def _batches(self, tables: Iterator[Any], where: Where) -> Iterator[tuple[int, str, Any]]:
-        """Yield how many rows a batch has, what errors call them, and the batch."""
+        """Yield a batch's number of rows, their name in errors, and the batch."""
         at = 0
         for rows in self.batches(tables):
             count = rows.num_rows

@@ -116,7 +116,7 @@ class PoolWorker:
 def _keep_freed_memory() -> None:
     """Have the C library keep the memory of a block for the next: new pages cost much of the work.
 
-    Does nothing where the C library is not glibc.
+    No effect where the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MODES = ("append", "create", "overwrite", "ignore")
 IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
-#: What writes each kind of files, and what else its options are arguments of.
+#: The writer of each kind of files, and other functions that take its options.
 _OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "parquet": (pq.write_table, pq.ParquetWriter),
     "csv": (pyarrow.csv.write_csv,),

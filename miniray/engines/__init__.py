@@ -20,11 +20,11 @@ _chosen: str | None = None
 
 
 def engine_of(engine: str | None, address: str | None) -> str:
-    """Return the engine that ``init()`` asks for.
+    """Return the engine that ``init()`` selects.
 
     Args:
         engine: As given, or None.
-        address: An address that begins with ``ray://`` asks for Ray.
+        address: An address that begins with ``ray://`` selects Ray.
 
     Raises:
         ValueError: There is no such engine, or it is not that of the address.

@@ -44,7 +44,7 @@ DIFFERENT = {
 
 
 def refuse(capability: str) -> NoReturn:
-    """Raise EngineError for what the engine lacks."""
+    """Raise EngineError for features that the engine lacks."""
     raise EngineError(f"The engine 'ray' does not have this: {REFUSED[capability]}.")
 
 

@@ -1,6 +1,6 @@
 """Which host of an allocation this is, from the environment alone: one entry per scheduler.
 
-Hosts are told apart by the rank that the scheduler gives them, never by an address or a name.
+Hosts are distinguished by the rank that the scheduler gives them, never by an address or a name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AllocationError(ValueError):
 class HostAllocation:
     """The place of this process among the hosts of a run."""
 
-    #: The scheduler, as it is told to users.
+    #: The scheduler's name, as shown to users.
     launcher: str
     #: Of this host, from 0, which has the head and the program.
     rank: int
@@ -38,7 +38,7 @@ class HostAllocation:
     head: tuple[str, ...] = ()
     #: Which process of this host this is; only the first one starts a node.
     local_rank: int = 0
-    #: CPUs of this host that the allocation has, if the scheduler tells.
+    #: CPUs of this host that the allocation has, if the scheduler reports them.
     cpus: int | None = None
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class _Scheduler:
     size: str
     #: Where the first host is: the words of the first line, of which all are tried.
     head: str = ""
-    #: Variables of which the first that is set tells this run from others.
+    #: Variables, the first of which that is set identifies this run.
     ids: tuple[str, ...] = ()
     #: How many processes are on this host, and how to have one.
     local_size: str = ""
@@ -196,7 +196,7 @@ def _joined(launcher: str, *parts: str | None) -> str:
 
 
 def _cpus_of(rank: int, text: str) -> int | None:
-    """Return one host's CPUs from Slurm's ``16(x3),8``; None if that is not told."""
+    """Return one host's CPUs from Slurm's ``16(x3),8``; None if the scheduler does not say."""
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         counts += [int(count)] * int(times or 1)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: After which a program has the grace to end; after Ctrl-C, as long as it likes.
 DEADLY = (signal.SIGTERM, signal.SIGHUP)
-#: Signals that only the program may know: a warning of the scheduler's, for example.
+#: Signals for the program only: a warning of the scheduler's, for example.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StoppedError(Exception):
-    """A signal came while there was nothing that could end in order."""
+    """A signal came before there was anything to end in order."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")

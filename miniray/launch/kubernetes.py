@@ -113,7 +113,7 @@ def documents(job: KubernetesJob) -> list[dict[str, Any]]:
 def _pod(job: KubernetesJob, labels: dict[str, str]) -> dict[str, Any]:
     return {
         **({"subdomain": job.name} if job.kind == "job" else {}),
-        # What ends in a LeaderWorkerSet is started again: it knows no other policy.
+        # A LeaderWorkerSet starts ended pods again: it has no other policy.
         "restartPolicy": "Always" if job.kind == "lws" else "Never",
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": job.grace + _RESERVE,

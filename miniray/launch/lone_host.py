@@ -1,6 +1,7 @@
 """The part of a host that is alone: a cluster of this machine, and the program beside it.
 
-Hosts with others add to it (``several_hosts.py``), and this imports nothing that only they need.
+Hosts with others add to it (``several_hosts.py``), and this leaves imports that only they need to
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from miniray.launch.allocation import HostAllocation
     from miniray.launch.events import Events
 
-#: The label by which the first host knows which hosts have joined.
+#: The label that shows the first host which hosts have joined.
 RANK_LABEL = "rank"
 #: The rendezvous by standard input and output, where others name a folder.
 STREAMS = "-"
@@ -34,7 +35,7 @@ STREAMS = "-"
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What `miniray run` is asked to do. Times are seconds."""
+    """The options of `miniray run`. Times are seconds."""
 
     command: tuple[str, ...]
     #: For which the hosts wait for each other.
@@ -65,7 +66,7 @@ class HostPart:
 
     _options: RunOptions
     _allocation: HostAllocation
-    #: Signals, and what else happens.
+    #: Signals and other events.
     _events: Events
     #: Shows a line to the user.
     _tell: Callable[[str], object]

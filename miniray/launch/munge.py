@@ -24,7 +24,8 @@ def unseal(credential: str) -> str:
     """Return a line that this user has sealed. A host can do that once for each line.
 
     Raises:
-        MungeError: It is not from this user, or not for this one, or was read on this host before.
+        MungeError: The text is not from this user, or not for this one, or was read on this host
+            before.
     """
     told, _, text = _run(("unmunge",), credential).partition("\n\n")
     encoder = re.search(r"^UID:.*\((?P<uid>\d+)\)$", told, re.MULTILINE)

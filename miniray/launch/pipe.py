@@ -1,4 +1,4 @@
-"""The rendezvous of hosts that share nothing: standard input and output, to whoever started them.
+"""The rendezvous of hosts without a shared folder: standard input and output, to their starter.
 
 Each line is one JSON object. The token is in one of them, and nowhere else. What stands at the
 other end is in ``ssh.py``; as long as it lives it sends a line every few seconds.
@@ -85,7 +85,7 @@ class Pipe(MeetingPlace):
             self._reports[rank] = HostState(**message)
 
     def _silent(self, _number: int, _frame: Any) -> None:
-        """Handle SIGALRM: nobody has read for long, or nobody has written."""
+        """Handle SIGALRM: the other end has not read or written for long."""
         if select.select([self._input], [], [], 0)[0]:
             signal.alarm(SILENCE)
         else:
@@ -93,7 +93,7 @@ class Pipe(MeetingPlace):
 
 
 def unpack_input(size: int) -> None:
-    """Unpack an archive of so many bytes, with which standard input begins, in this folder."""
+    """Unpack an archive of ``size`` bytes from the beginning of standard input in this folder."""
     from miniray.runtime_env.packages import unpack
 
     archive = bytearray()

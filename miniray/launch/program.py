@@ -25,7 +25,7 @@ _BETWEEN_ENDS, _BETWEEN_CHECKS = 0.1, 1.0
 
 
 class ProgramError(OSError):
-    """The program cannot be started; ``code`` is what a shell would exit with."""
+    """The program cannot be started; ``code`` is the exit code that a shell would give."""
 
     code = _NOT_FOUND
 
@@ -34,7 +34,7 @@ class Program:
     """A running program.
 
     It has a process group of its own, so that a signal reaches its children too, unless it has
-    a terminal: that would take it for a program in the background, and let it read nothing.
+    a terminal: that would take it for a program in the background, and refuse it input.
 
     Args:
         command: The program and its arguments.

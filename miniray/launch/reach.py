@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Seconds that a head may take to answer; an address that leads nowhere takes all of it.
 _PATIENCE = 5.0
-#: Seconds between two rounds: nothing announces that a head listens on another machine.
+#: Seconds between two rounds: a head on another machine sends no sign that it listens.
 _PAUSE = 0.2
 
 
@@ -38,7 +38,7 @@ class HeadOffer:
     #: ``HOST:PORT`` or ``HOST``.
     addresses: tuple[str, ...]
     token: JoinToken
-    #: Whether the head is known to listen; else an address that refuses may be tried too early.
+    #: Whether the head is announced to listen; else an address that refuses may be tried too early.
     listens: bool = True
 
     @classmethod
@@ -89,8 +89,8 @@ def reach_head(
 def first_to_answer(door: HeadOffer) -> str:
     """Return the first address at which the head with the token's certificate answers.
 
-    All are tried side by side, and names looked up anew: those of pods come late. Whoever else
-    answers at one of them has another certificate, and does not get to know the secret.
+    All are tried side by side, and names looked up again: those of pods come late. Any other server
+    at one of them has another certificate, and is not sent the secret.
 
     Raises:
         UnreachableError: None can, if the head listens.

@@ -1,4 +1,4 @@
-"""How the hosts of a run tell each other where its head is, and why one cannot join.
+"""How the hosts of a run exchange the address of its head, and reasons why one cannot join.
 
 Each kind of rendezvous is one small class. The secret is in files that only the user can read, in a
 mounted Secret, or in a pipe; never in an argument or a variable of the environment.
@@ -41,7 +41,7 @@ class RunEndedError(ConnectionError):
 
 @dataclasses.dataclass(frozen=True)
 class HostState:
-    """What one host tells the first one until it has joined."""
+    """What one host reports to the first one until it has joined."""
 
     #: Its name.
     host: str
@@ -49,14 +49,14 @@ class HostState:
     failure: str = ""
     #: Of its interfaces.
     addresses: list[str] = dataclasses.field(default_factory=list)
-    #: Why it has not joined yet, as far as it knows.
+    #: Why it has not joined yet, if it has found out.
     trouble: str = ""
 
 
 def describe_missing(
     size: int, missing: set[int], reports: Mapping[int, HostState], waited: float
 ) -> str:
-    """Say which hosts of a run are missing, and what is known of each."""
+    """Say which hosts of a run are missing, and what each has reported."""
     reasons = []
     for rank in sorted(missing):
         state = reports.get(rank)
@@ -72,7 +72,7 @@ def describe_missing(
 
 
 class MeetingPlace:
-    """Where the hosts of a run meet. This one is for hosts that have nothing to tell each other."""
+    """Where the hosts of a run meet. This one is for hosts that have nothing to exchange."""
 
     #: Port of the head; 0: any free one.
     port = 0
@@ -88,11 +88,11 @@ class MeetingPlace:
         """Tell the first host about this one."""
 
     def reports(self) -> dict[int, HostState]:
-        """Return what the other hosts have told, by rank."""
+        """Return the reports of the other hosts, by rank."""
         return {}
 
     def close(self, reason: str = "") -> None:
-        """Remove where the head is, as all have joined, or tell late hosts why they cannot."""
+        """Remove the head's offer; with a reason, leave it for late hosts."""
 
     def leave(self, rank: int) -> None:
         """Remove what another host than the first one has brought."""
@@ -199,7 +199,7 @@ def meeting_place(
     """Return where the hosts of an allocation meet.
 
     Raises:
-        AllocationError: Nothing tells where.
+        AllocationError: The run has no id, and no folder is given.
         TokenError: The authority has no token.
         OSError: The folder cannot be made.
     """

@@ -70,7 +70,7 @@ class FirstHost(LoneHost):
             self._watch(node)
             require_all = functools.partial(self._require_all, node)
             return self._until_end(program, require_all if self._options.strict else None)
-        # Before the node ends: who is about to join it reads why there is nothing to join.
+        # Before the node ends: a host that is about to join reads the reason.
         except StoppedError as error:
             place.close(f"it was {error} before all hosts had joined.")
             raise
@@ -89,7 +89,7 @@ class FirstHost(LoneHost):
         return BootOptions(**given)
 
     def _own_address(self, place: MeetingPlace) -> str:
-        """Return the address to tell the nodes, where the head listens on all of this host's.
+        """Return the address to announce to nodes, where the head listens on all of this host's.
 
         Where no default route says which one that is, it is the one that leads to another host, or
         that ssh has come to.
@@ -101,7 +101,7 @@ class FirstHost(LoneHost):
         for address in os.environ.get("SSH_CONNECTION", "").split()[2:3]:
             if self._options.piped and address in usable:
                 return address
-        told = isinstance(place, SharedFolder)  # else others tell nothing
+        told = isinstance(place, SharedFolder)  # else others report nothing
         while usable and told and time.monotonic() < until:
             reports = place.reports()
             others = [a for state in reports.values() for a in state.addresses]
@@ -136,7 +136,7 @@ class FirstHost(LoneHost):
             self._events.wait(time.monotonic() + _BETWEEN_LOOKS)
 
     def _missing(self, node: LocalNode) -> set[int]:
-        """Return the ranks of which no node lives."""
+        """Return the ranks without a living node."""
         nodes = CommandConnection(node).listing("nodes")
         labels = [each["Labels"] for each in nodes if each["Alive"]]
         living = {int(each[RANK_LABEL]) for each in labels if RANK_LABEL in each}
@@ -179,7 +179,7 @@ class OtherHost(HostPart):
                 lambda seconds: self._events.wait(time.monotonic() + seconds),
                 lambda reason: self._report(place, trouble=reason),
             )
-            # The program may run from the moment when the head knows this node.
+            # The program may run from the moment when the head has registered this node.
             self._events.collect()
             return start_node(
                 BootOptions(**self._of_node(head=False, address=address, token=str(token))),

@@ -1,4 +1,4 @@
-"""`miniray slurm script`: what a user gives to sbatch. Slurm itself is never asked for anything."""
+"""`miniray slurm script`: a script for sbatch. Slurm itself is never called."""
 
 from __future__ import annotations
 

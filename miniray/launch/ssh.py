@@ -29,8 +29,8 @@ from miniray.security.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Nothing is asked on a terminal, and a host that is gone is noticed within 15 s. No process of ssh
-#: stays for later connections: it would keep this one's output open.
+#: ssh never prompts on a terminal, and a host that is gone is noticed within 15 s. No process of
+#: ssh stays for later connections: it would keep this one's output open.
 _SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ControlMaster=no"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
@@ -58,7 +58,7 @@ class SshRun:
     #: Interpreter on the hosts, and arguments of `miniray run` there.
     python: str = sys.executable
     arguments: tuple[str, ...] = ()
-    #: Folder here of which the program and its workers have a copy.
+    #: Folder here; the program and its workers get a copy.
     working_dir: str | None = None
     #: The program runs on this machine, and not on the first host.
     here: bool = False
@@ -69,7 +69,7 @@ class SshRun:
         """Return the files that one host gets.
 
         Raises:
-            RuntimeEnvSetupError: They are too large or cannot be read.
+            RuntimeEnvSetupError: The files are too large or cannot be read.
         """
         if self.working_dir is None or self.here or index > 0:
             return b""
@@ -84,7 +84,7 @@ class SshRun:
         command = (self.python, "-c", _STAYS) if self.here else self.command
         words = (self.python, "-m", "miniray", "run", *place, *self.arguments, "--", *command)
         # The program is looked for where it is here, if there is such a folder there, and `python`
-        # in it is this one: a shell without a terminal knows nothing of virtual environments. Not
+        # in it is this one: a shell without a terminal enters no virtual environment. Not
         # every login shell can assign to a variable in this way; so env does.
         tools, here = shlex.quote(str(Path(self.python).parent)), shlex.quote(str(Path.cwd()))
         path = f'env PATH={tools}:"$PATH" ' if Path(self.python).is_absolute() else ""
@@ -115,7 +115,7 @@ def run_over_ssh(run: SshRun, tell: Callable[[str], object]) -> int:
 
 @dataclasses.dataclass(eq=False)
 class _Host:
-    """An ssh process and what is read of it."""
+    """An ssh process and its output."""
 
     name: str
     index: int
@@ -153,7 +153,7 @@ class _Session:
 
     def __post_init__(self) -> None:
         self._asked = 0
-        #: What the first host has told the others, and whether all have joined then.
+        #: The first host's message to the others, and whether all have joined then.
         self._published: dict[str, Any] | None = None
         self._joined = False
         #: When hosts are no longer waited for.

@@ -1,6 +1,6 @@
-"""Log files of a node, read and searched: the end first, never more of them than was asked for.
+"""Log files of a node, read and searched: the end first, never more of them than requested.
 
-Used by daemons, and by commands for what is on their own machine. Log files of workers have names
+Used by daemons, and by commands for files of their own machine. Log files of workers have names
 that say what ran (``log_name``, ``system/log_file.py``), and lines that begin with a time and the
 name of the task or actor that wrote them.
 """
@@ -59,7 +59,7 @@ class LogLineRead(NamedTuple):
 
 
 def order(line: LogLineRead) -> tuple[str, int, bool]:
-    """Return what lines are in the order of: what a process wrote at one time stays together."""
+    """Return the sort key of lines: lines that a process wrote at one time stay together."""
     return line.time, line.pid, line.stream == "err"
 
 
@@ -82,7 +82,7 @@ class LogQuery:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogFound:
-    """A log file and what its name says."""
+    """A log file and the fields of its name."""
 
     path: Path
     work: str
@@ -180,7 +180,7 @@ def read_on(folder: Path, query: LogQuery, ends: Mapping[str, int]) -> dict[str,
     lines: list[LogLineRead] = []
     now = dict(ends)  # also of one that is not seen while it is rotated
     left = _MOST_RETURNED
-    # The oldest first: of a process at one time, what was rotated comes before what is new.
+    # The oldest first: of a process at one time, rotated files come before the current one.
     for file in {file.key: file for file in reversed(found_in(folder))}.values():
         begin = ends.get(file.key, 0)
         if begin > file.info.st_size:

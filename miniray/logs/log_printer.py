@@ -48,7 +48,7 @@ _MOST_TRACES = 1000
 #: Seconds, and lines, for which a trace waits for its end.
 _TRACE_WAIT = 0.2
 _TRACE_LINES = 1000
-#: Characters that may wait to be printed; what comes beyond that is left out.
+#: Characters that may wait to be printed; output beyond that is left out.
 _LIMIT = 64 * 1024 * 1024
 #: Log files with lines that were left out, at most, that a note names.
 _NAMED_FILES = 4
@@ -124,7 +124,7 @@ class LogDeduplicator:
         return ready
 
     def next_due(self) -> float | None:
-        """Return when ``due`` may have something next; None if nothing is held back."""
+        """Return when ``due`` may have something next; None if no line is held back."""
         held = (line.since for line in self._lines.values() if line.count)
         first = next(held, None)  # lines are in the order of their times
         return None if first is None else first + self.window

@@ -1,8 +1,8 @@
 """The driver's terminal: lines of workers, and below them progress bars that stay in place.
 
-What is drawn at the bottom, and by whom, is known here alone. Bars are below the cursor, which
-stays where the driver's own output has left it: so that is above them, and is never erased. A live
-display, such as that of a training run, may take the bottom over, and then draws the bars too.
+Only this module keeps what is drawn at the bottom, and for which owner. Bars are below the cursor,
+which stays where the driver's own output has left it: so that is above them, and is never erased. A
+live display, such as that of a training run, may take the bottom over, and then draws the bars too.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write and flush; what the stream raises goes to the log.
+    """Write and flush; errors of the stream go to the log.
 
     Characters that its encoding does not have are written as escapes.
     """

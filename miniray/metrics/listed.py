@@ -1,4 +1,4 @@
-"""Metrics of what the head lists, and of calls that have not ended: what each row adds."""
+"""Metrics of the head's listings, and of calls that have not ended: the series of each row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Sample = tuple[str, dict[str, Any], float]
 _KINDS = ("actor", "job", "placement_group", "task")
 #: Series of one metric that is of no node or run; runs, and metrics of a run, that are shown.
 _MOST_SERIES, _MOST_RUNS, _MOST = 1000, 100, 50
-#: Seconds in which processes have to tell which of their calls are open.
+#: Seconds in which processes have to report their open calls.
 _PATIENCE = 0.5
 
 

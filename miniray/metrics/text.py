@@ -1,6 +1,6 @@
-"""The metrics of the whole cluster as one text in Prometheus' format, asked for when it is read.
+"""The metrics of the whole cluster as one text in Prometheus' format, collected when it is read.
 
-Names: base units, ``_total`` for what only grows, no id of a process or an actor as a label.
+Names: base units, ``_total`` for counters, no id of a process or an actor as a label.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ class _Families:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        #: By name: type, help, and lines by what is before the value.
+        #: By name: type, help, and lines by the text before the value.
         self._known: dict[str, tuple[str, str, dict[str, float]]] = {}
 
     def add(self, labels: dict[str, Any], row: Row) -> None:
-        """Add a series as processes tell it (common/series.py), with further labels."""
+        """Add a series as processes report it (common/series.py), with further labels."""
         kind, name, about, boundaries, tags, value = row
         about = about or _HELP.get(name) or name.replace("_", " ").capitalize() + "."
         name = self._prefix + name.replace(":", "_")

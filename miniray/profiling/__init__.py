@@ -1,4 +1,4 @@
 """Stacks, profiles and timelines of running processes.
 
-Nothing of this is imported by a process before it is asked for such a thing.
+A process imports this only at the first such request.
 """

@@ -68,7 +68,7 @@ def speedscope(samples: Samples, name: str, unit: str) -> str:
 
 
 def as_file(found: dict[str, Any], title: str, path: Path) -> str:
-    """Return a profile in the form that a file's name asks for.
+    """Return a profile in the form that a file's name selects.
 
     Args:
         found: What ``profile`` (looks.py) returns.

@@ -1,7 +1,7 @@
-"""What a process answers when it is asked what it does (``client/cluster_runtime.py``).
+"""A process's answers to questions about its work (``client/cluster_runtime.py``).
 
-Functions here run in the I/O thread, so they are short; what takes its time they return as a
-function, which a thread of its own runs.
+Functions here run in the I/O thread, so they are short; for slow work they return a function, which
+a thread of its own runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import CodeType
 
-#: Stacks, the outermost frame first, each with what it cost: seconds or bytes.
+#: Stacks, the outermost frame first, each with its cost: seconds or bytes.
 Samples = list[tuple[list[str], float]]
 
 #: Seconds between two samples.
@@ -50,7 +50,7 @@ def probe(calls: Calls, what: str, *args: Any) -> Any:
 
 # --- the timeline ------------------------------------------------------------------------
 def _timeline(calls: Calls, seconds: float) -> dict[str, Any]:
-    """Record all for so many seconds; 0: return the last calls that took long."""
+    """Record all for ``seconds``; 0: return the last calls that took long."""
     spans, left_out = SPANS.ring.read() if SPANS.ring is not None else [], 0
     if seconds > 0:
         SPANS.begin()
@@ -90,8 +90,8 @@ def samples_of(weights: Iterable[tuple[Iterable[Frame], float]]) -> Samples:
 def _sample(_calls: Any, seconds: float) -> Samples:
     """Look at all threads each 10 ms; a stack costs the CPU time of its thread since the last look.
 
-    Native code that holds Python's lock keeps this thread from looking: what it used meanwhile is
-    in the next sample, so that nothing is lost.
+    Native code that holds Python's lock keeps this thread from looking: its use meanwhile is in the
+    next sample, so that nothing is lost.
     """
     found: dict[tuple[tuple[CodeType, int], ...], float] = {}
     own, end, now = threading.get_ident(), time.perf_counter() + seconds, _cpu_seconds()
@@ -111,7 +111,7 @@ def _cpu_seconds() -> dict[int, float]:
     """Return the CPU time of each of Python's threads."""
     found: dict[int, float] = {}
     for thread in threading.enumerate():
-        # What threading knows of the main thread is that of before the fork.
+        # For the main thread, threading still has the id of before the fork.
         native = os.getpid() if thread is threading.main_thread() else thread.native_id
         if thread.ident is not None and native is not None:
             with contextlib.suppress(OSError):  # it has just ended
@@ -122,7 +122,7 @@ def _cpu_seconds() -> dict[int, float]:
 
 # --- memory ----------------------------------------------------------------------------
 def _record(_calls: Any, seconds: float, path: str, leaks: bool) -> tuple[str, Samples]:
-    """Record allocations; returns by what they were recorded, and what is not in `path`.
+    """Record allocations; returns the tool, and the samples that are not in `path`.
 
     memray is started in here, which needs no debugger and no right, and writes into ``path``.
     """
@@ -137,7 +137,7 @@ def _record(_calls: Any, seconds: float, path: str, leaks: bool) -> tuple[str, S
 
 
 def _traced(seconds: float) -> Samples:
-    """Return what is still there at the end of what Python itself has allocated."""
+    """Return Python's own allocations that are still there at the end."""
     import tracemalloc
 
     was_on = tracemalloc.is_tracing()
@@ -153,7 +153,7 @@ def _traced(seconds: float) -> Samples:
     )
 
 
-#: What takes its time: each gets the calls of this process, and what was asked.
+#: Slow work: each function gets the calls of this process, and the request's arguments.
 _RECORDS: dict[str, Callable[..., Any]] = {
     "cpu": _sample,
     "memory": _record,

@@ -1,4 +1,4 @@
-"""What the command line and the page ask: stacks, equal ones together, and profiles."""
+"""Requests of the command line and the page: stacks, equal ones together, and profiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _STACKS = 4.0
 #: Seconds that a node may take beside the profile, and that a profile may take.
 _READING, _LONGEST = 30.0, 300.0
-#: By kind: what a process uses up to in a second that does nothing, and what is said of it.
+#: By kind: the most that an idle process uses in a second, and the words for it.
 _NOTHING = {
     "cpu": (0.01, "It was idle for"),
     "memory": (0.0, "It allocated nothing in"),
@@ -23,7 +23,7 @@ _NOTHING = {
 
 
 def look(cluster: ClusterSource, of: str, rank: int | None = None) -> dict[str, Any]:
-    """Return the stacks of what is meant, equal ones of several processes together.
+    """Return the stacks of the target, equal ones of several processes together.
 
     Args:
         cluster: To ask.
@@ -59,15 +59,15 @@ def profile(
     *,
     leaks: bool = False,
 ) -> dict[str, Any]:
-    """Profile what is meant for some seconds, all of its processes at once.
+    """Profile the target for some seconds, all of its processes at once.
 
     Args:
         cluster: To ask.
-        kind: "cpu", or "memory": what was allocated in that time, at the peak.
+        kind: "cpu", or "memory": allocations of that time, at the peak.
         of: As ``find`` takes it.
         seconds: That it takes.
         rank: Of a run, this rank only.
-        leaks: Of memory, what was allocated and is still there at the end.
+        leaks: Of memory, allocations that are still there at the end.
 
     Returns:
         ``{"way", "unit": "seconds" or "bytes", "tree": {"name", "value", "children"}, "samples":
@@ -85,7 +85,7 @@ def profile(
         raise ValueError(
             f"A profile takes more than 0 and up to {_LONGEST:g} seconds, not {seconds:g}."
         )
-    # Of py-spy, and of the process itself when py-spy has told nothing.
+    # Of py-spy, and of the process itself when py-spy gave no result.
     patience = 2 * seconds + _READING
     how = kind, float(seconds), leaks
     told, notes = _asked(cluster, of, rank, patience, "profile", *how)
@@ -109,10 +109,10 @@ def profile(
 def _asked(
     cluster: ClusterSource, of: str, rank: int | None, seconds: float, question: str, *args: Any
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Ask the nodes of what is meant, all at once.
+    """Send the question to the nodes of the target, all at once.
 
     Returns:
-        What is told of each process, by rank; sentences on nodes that do not answer, and processes.
+        The answer for each process, by rank; sentences on nodes that do not answer, and processes.
 
     Raises:
         TargetError: Nothing that lives is meant.

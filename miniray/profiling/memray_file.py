@@ -9,7 +9,7 @@ from miniray.profiling.inside import samples_of
 
 
 def main() -> None:
-    """Print the samples as JSON: of the peak, or with "leaks" of what was not freed."""
+    """Print the samples as JSON: of the peak, or with "leaks" of memory that was not freed."""
     from memray import FileReader
 
     path, what = sys.argv[1:]

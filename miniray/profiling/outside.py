@@ -57,7 +57,7 @@ async def stacks(pid: int) -> tuple[str, list[Stack], str]:
 
 
 def silence(pid: int, missing: str) -> str:
-    """Return a sentence on why a process did not answer a question that it was asked."""
+    """Return a sentence on why a process did not answer a question."""
     if stat_of(pid) is None or "gone" in missing:
         return "It ended meanwhile."
     if "time" not in missing:

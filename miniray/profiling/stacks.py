@@ -64,7 +64,7 @@ class Chain(NamedTuple):
 def stacks() -> list[Stack]:
     """Return the stacks of all threads that run user code, the main thread first, then coroutines.
 
-    Of miniray's own frames only the one remains that user code has called. The thread that asks is
+    Of miniray's own frames only the one remains that user code has called. The calling thread is
     one of them: a main thread that waits serves the sockets meanwhile.
     """
     found: list[Stack] = []
@@ -158,7 +158,7 @@ def execution_of(frames: list[FrameType]) -> Execution | None:
 
 
 def _execution_in(task: asyncio.Task[Any]) -> Execution | None:
-    """Return the call for which a coroutine runs: what it starts inherits that."""
+    """Return the call for which a coroutine runs: tasks that it starts inherit that."""
     found = (each for each in gc.get_referents(task) if isinstance(each, contextvars.Context))
     return next((each.get(running) for each in found), None)
 

@@ -18,7 +18,7 @@ Process = dict[str, Any]
 
 
 class ClusterSource(Protocol):
-    """What a command or the page asks of a cluster."""
+    """The requests of a command or the page to a cluster."""
 
     def listing(self, what: str) -> list[dict[str, Any]]:
         """Return one of the head's listings."""
@@ -26,7 +26,7 @@ class ClusterSource(Protocol):
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
     ) -> list[tuple[bytes, Any, str]]:
-        """Return (node id, answer or None, why there is none) of each node that is asked."""
+        """Return (node id, answer or None, why there is none) of each node queried."""
 
 
 def answers(

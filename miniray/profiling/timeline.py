@@ -46,7 +46,7 @@ def record(cluster: ClusterSource, seconds: float) -> tuple[list[Event], list[st
     """Record what all processes do for some seconds; 0: return what they did lately.
 
     Returns:
-        Trace events; and sentences on what is not among them.
+        Trace events; and sentences on missing spans.
 
     Raises:
         ValueError: It would take too long.
@@ -90,7 +90,7 @@ def _clocks(cluster: ClusterSource, nodes: list[bytes], notes: list[str]) -> dic
 
 
 def _events(processes: list[tuple[int, dict[str, Any]]]) -> Iterator[Event]:
-    """Yield the spans of processes, on tracks, with arrows from who called to what ran."""
+    """Yield the spans of processes, on tracks, with arrows from caller to call."""
     submitted = {}
     for place, process in processes:
         for kind, _, started, _, _, of in process["spans"]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COOKIE_SECONDS = 7 * 24 * 3600
 #: What everybody may fetch: it is the same for all clusters.
 _OPEN = frozenset({("GET", "/"), ("HEAD", "/"), ("POST", "/api/login")})
-#: What each answer tells browsers not to do.
+#: Headers of each answer that restrict browsers.
 HEADERS = [
     ("content-security-policy", "default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
     ("x-frame-options", "DENY"),
@@ -53,7 +53,7 @@ class Access:
         self._name = f"mr_{facts.cluster}"
         self._secure = "; Secure" * bool(facts.certificate)
         self._only_here = not facts.certificate
-        #: Where the page was told to listen; this may be a name.
+        #: Where the page is to listen; this may be a name.
         self._host = facts.address.rpartition(":")[0].lower()
         self._tokens = {use: web_token(facts.web_key, use) for use in ("api", "metrics")}
 

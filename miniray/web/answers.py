@@ -1,4 +1,4 @@
-"""Answers to single requests: what a function returns that may wait, or its error as a sentence."""
+"""Answers to single requests: a function's result, or its error as a sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JsonAnswers:
         *,
         posted: bool = False,
     ) -> Route:
-        """Return the route to what a function returns of what is asked.
+        """Return the route that answers with a function's result.
 
         It gets the parts of the path and the query, or the object that was ``posted``.
         """
@@ -52,7 +52,7 @@ class JsonAnswers:
         return Route(path, answer, methods=[method])
 
     async def of(self, function: Callable[..., Any], *arguments: Any) -> Response:
-        """Answer with what a function returns, as JSON unless it is a response, or its error."""
+        """Answer with a function's result, as JSON unless it is a response, or its error."""
         if self._open >= _MOST:
             return refusal(503, f"{_MOST} questions are being answered; ask again in a moment.")
         self._open += 1
@@ -85,10 +85,10 @@ class JsonAnswers:
 
 
 async def pieces(request: Request, most: int, too_large: str) -> AsyncIterator[bytes]:
-    """Yield what a request brings.
+    """Yield the body of a request.
 
     Raises:
-        HTTPException: It is more than so many bytes, or nothing comes for a while.
+        HTTPException: The body exceeds ``most`` bytes, or no data come for a while.
     """
     stream, size = request.stream(), 0
     while True:
@@ -107,7 +107,7 @@ async def pieces(request: Request, most: int, too_large: str) -> AsyncIterator[b
 
 
 def as_json(data: Any) -> bytes:
-    """Encode what there is JSON for; what there is none for becomes text, and a NaN null."""
+    """Encode as JSON; values without a JSON form become text, and a NaN null."""
     try:
         return _ENCODE(data).encode()
     except ValueError:  # numbers such as a NaN, at which a browser stops to read

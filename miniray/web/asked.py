@@ -1,7 +1,7 @@
-"""Topics that have to be asked for, again and again while somebody looks: calls, objects, usage.
+"""Topics that are polled while there is a viewer: calls, objects, usage.
 
-Each is a function of what can be asked, which a thread runs; it returns the rows by key and what
-the summary says beside.
+Each is a function of a source of answers, which a thread runs; it returns the rows by key and the
+other fields of the summary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 #: Seconds that processes may take for an answer.
 _PATIENCE = 1.5
-#: Seconds for an answer of a node that asks the tools of its devices.
+#: Seconds for an answer of a node that runs the tools of its devices.
 _USE = 3.0
 #: Objects and calls of one process that are shown, at most.
 _MOST_OBJECTS, _MOST_CALLS = 2000, 200
@@ -76,7 +76,7 @@ def _worker(node: str, pid: str, source: RuntimeHead) -> Asked:
 
 
 def _process(source: RuntimeHead, node: str, pid: int) -> tuple[dict[str, Row], Row]:
-    """Return the calls that a process runs or has queued, and what it uses."""
+    """Return the calls that a process runs or has queued, and its usage."""
     nodes = [bytes.fromhex(node)]
     told, _ = ask_processes(source, _PATIENCE, _MOST_CALLS, nodes=nodes, pids=[pid])
     calls: dict[str, Row] = {}
@@ -107,7 +107,7 @@ _NAMED: list[tuple[re.Pattern[str], Callable[..., Asked]]] = [
 
 
 def source_of(topic: str) -> Callable[[RuntimeHead], Asked] | None:
-    """Return what asks for a topic; None if there is none of this name."""
+    """Return the function that polls a topic; None if there is none of this name."""
     if topic == "datasets" or topic.startswith("run:"):
         # The train layer, only if somebody looks at it.
         from miniray.train.run.page import RunPage

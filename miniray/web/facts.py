@@ -1,4 +1,4 @@
-"""What the node daemon tells the web process as that begins."""
+"""The facts that the node daemon sends the web process at its start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class WebFacts:
-    """What the daemon tells the web process."""
+    """The facts for a web process."""
 
     node_socket: str
     socket_key: bytes

@@ -1,6 +1,6 @@
 """The REST of jobs, with Ray's paths and fields: Ray's own ``JobSubmissionClient`` drives it.
 
-What is asked for is done by ``miniray.job_submission``. Files that a client uploads are kept until
+Requests are carried out by ``miniray.job_submission``. Files that a client uploads are kept until
 the cluster ends, in the session's folder.
 """
 

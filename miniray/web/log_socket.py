@@ -1,7 +1,7 @@
 """The log of a job over a WebSocket, as Ray's client follows it.
 
-Only as much of RFC 6455 as that takes: the server sends texts, and what the client sends is its
-goodbye. So no library is needed.
+Only as much of RFC 6455 as that takes: the server sends texts, and any data of the client end the
+connection. So no library is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATH = re.compile(r"/api/jobs/([^/]+)/logs/tail")
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TEXT, _CLOSE = 0x1, 0x8
 _NORMAL, _FAILED = 1000, 1011
-#: Seconds for which the head may have nothing new of a log before it is asked again.
+#: Seconds for which the head may have nothing new of a log before the next request.
 _PATIENCE = 600.0
 #: Seconds for which a client may not read what fills the kernel's buffers: a slow one goes on.
 _SLOW = 600.0

@@ -1,7 +1,7 @@
 """Questions about processes that the page asks one at a time: stacks, profiles, logs, why it waits.
 
-What is meant, and how it is found out, is what commands of the same names do. That is imported when
-it is asked for: the page is there sooner.
+Targets and answers are those of the commands of the same names, whose code is imported at the first
+request: the page is there sooner.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def look_routes(source: ClusterSource, answers: JsonAnswers) -> list[Route]:
-    """Return the routes to what the cluster's processes do and have printed."""
+    """Return the routes to stacks, profiles and output of the cluster's processes."""
 
     async def metrics(request: Request) -> Response:
         return await answers.of(_metrics, source, request.headers.get("accept", ""))
@@ -76,7 +76,7 @@ def _profile(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why(source: ClusterSource, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return why something waits; without an id or name, whatever drivers wait for."""
+    """Return why something waits; without an id or name, all that drivers wait for."""
     from miniray.util.why import NothingWaitsError, why
 
     of, _ = _meant({"of": "", **asked})
@@ -123,10 +123,10 @@ def _line(line: LogLineRead, *, named: bool) -> str:
 
 
 def _meant(asked: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return what is meant, as commands name it, and the rank of a run that is meant alone.
+    """Return the target, as commands name it, and the rank of a run if it is limited to one.
 
     Raises:
-        ValueError: It is not told.
+        ValueError: The request names no target.
     """
     of, rank = asked.get("of"), asked.get("rank")
     if not isinstance(of, str):

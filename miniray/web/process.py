@@ -1,7 +1,7 @@
 """The web process: serves the page's clients until the last one has left for a while.
 
 Forked from the template when the first client connects. It attaches to the node as commands do;
-nothing of the cluster depends on it.
+no part of the cluster depends on it.
 """
 
 from __future__ import annotations

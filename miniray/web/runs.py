@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-#: Seconds that processes have to tell which datasets they execute.
+#: Seconds that processes have to report which datasets they execute.
 _PATIENCE = 1.0
 
 
 def look_at(run: RunPage, source: RuntimeHead) -> Asked:
-    """Ask for what is new of one run: its ranks are the rows."""
+    """Request the news of one run: its ranks are the rows."""
     facts = dict(run.look(source))
     return {str(rank["rank"]): rank for rank in facts.pop("ranks")}, facts
 
 
 class DatasetTable:
-    """What each operator of a dataset does that is executed now, and what ranks read of theirs."""
+    """The operators of datasets that are executed now, and the datasets of ranks."""
 
     def __init__(self) -> None:
         self._runs: dict[str, RunPage] = {}

@@ -51,7 +51,7 @@ _MOST_STRANGERS = 128
 _MOST_TOPICS, _MOST_ROWS = 12, 2000
 #: Seconds between two events of a stream, at least, and between signs of life.
 _BETWEEN, _ALIVE = 0.25, 15.0
-#: Seconds for which the viewer of a stream may read nothing; a page begins a new stream then.
+#: Seconds for which the viewer of a stream may pause reading; a page begins a new stream then.
 _SLOW = 30.0
 #: Seconds that the daemon may take to say whether a code is good.
 _PATIENCE = 5.0

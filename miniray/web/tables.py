@@ -1,4 +1,4 @@
-"""Rows of a topic, and what one viewer sees of them: a window, searched and sorted."""
+"""Rows of a topic, and one viewer's part of them: a window, searched and sorted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     Row = dict[str, Any]
-    #: What a topic that is asked for is now: rows by key, and what its summary says beside.
+    #: The state of a polled topic: rows by key, and the other fields of its summary.
     Asked = tuple[dict[str, Row], Row]
 
 #: Fields that a topic's summary counts the values of.
@@ -44,7 +44,7 @@ class Table:
         self.wake()
 
     def forget(self) -> None:
-        """Drop all rows: others will come from a source that has begun anew."""
+        """Drop all rows: others will come from a restarted source."""
         self.update({}, list(self.rows))
         self.known = False
 
@@ -99,20 +99,20 @@ class View:
     _window: Window
 
     def __post_init__(self) -> None:
-        #: The table's revision that was sent, its rows in the window, and what was said beside.
+        #: The table's revision that was sent, its rows in the window, and its summary.
         self._seen = -1
         self._rows: dict[str, Row] = {}
         self._said: Row = {}
         self._error = ""
 
     def news(self) -> Row | None:
-        """Return what this viewer does not know yet; None if that is nothing."""
+        """Return what this viewer was not sent yet; None if it has all."""
         table, window = self._table, self._window
         if table.error != self._error:
             self._error = table.error
             if table.error:
                 return {"topic": self._topic, "error": table.error}
-            # That it is over is told with the rows, changed or not.
+            # The end of the error is sent with the rows, changed or not.
             self._seen, self._rows, self._said = -1, {}, {}
         if not table.known or table.error or self._seen == table.revision:
             return None
@@ -146,7 +146,7 @@ def _has(row: Row, words: list[str]) -> bool:
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
-    """Return what values of any kind are sorted by: nothing, numbers, texts."""
+    """Return the sort key of a value of any kind: None first, then numbers, then texts."""
     if value is None or value == "":
         return 0, 0.0, ""
     if isinstance(value, int | float):

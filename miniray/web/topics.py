@@ -1,6 +1,6 @@
 """The topics of the page: where the rows of each come from. One lives while somebody looks.
 
-The head pushes its listings; what only nodes and processes know is asked for (``asked.py``).
+The head pushes its listings; data of nodes and processes are polled (``asked.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from miniray.web.tables import Asked
 
     Row = dict[str, Any]
-    #: Makes a row of what the head tells.
+    #: Makes a row of the head's data.
     Adapt = Callable[[Row], Row]
 
 
@@ -76,7 +76,7 @@ _NO_HEAD = "The head of the cluster is out of reach; its node starts it again."
 class Topics:
     """The attachment to the node, and the tables that are looked at, by topic.
 
-    All of it is for the event loop; the I/O thread of ``link`` only passes things on.
+    Not thread-safe, used by the event loop only; the I/O thread of ``link`` only passes things on.
 
     Args:
         facts: Where the node is.
@@ -86,9 +86,9 @@ class Topics:
     def __init__(self, facts: WebFacts, on_lost: Callable[[], object]) -> None:
         self._tables: dict[str, Table] = {}
         self._facts = facts
-        #: What asks for the rows of topics that are not pushed.
+        #: Functions that poll the rows of topics that are not pushed.
         self._asking: dict[str, asyncio.Task[None]] = {}
-        #: Why nothing comes from the head, as a sentence; empty if it does.
+        #: Why no data come from the head, as a sentence; empty if it does.
         self._error = ""
         process_id = new_id()
         self._attachment = Attachment(
@@ -105,7 +105,7 @@ class Topics:
         pushes["head_back"] = self._soon(self._on_head_back)
         self._attachment.open()
         self.link = self._attachment.link
-        #: What asks the head, nodes and processes, for threads that may wait.
+        #: Requests to head, nodes and processes, for threads that may wait.
         self.source = self._attachment.runtime.head
         if self._attachment.welcome["head_lost"] is not None:
             self._tell_error(_NO_HEAD)
@@ -166,7 +166,7 @@ class Topics:
                 table.facts = _cluster(self._facts, table.rows)
 
     def _on_head_back(self) -> None:
-        """Begin anew: the new head knows neither what was pushed nor who watches."""
+        """Watch again: the new head has no record of pushes and watchers."""
         self._tell_error("")
         for topic, table in self._tables.items():
             if topic in _PUSHED:

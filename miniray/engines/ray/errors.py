@@ -28,7 +28,7 @@ _CAUSES = {
 # Between the worker and user code.
 _between = "python/ray", *ray.__path__, *concurrent.futures.__path__
 transport.own_folders += tuple(f"{path}/" for path in _between)
-#: Names of the last calls, by Ray's ids of their tasks: its errors don't tell them.
+#: Names of the last calls, by Ray's ids of their tasks: its errors lack them.
 _calls: collections.OrderedDict[bytes, str] = collections.OrderedDict()
 _MOST = 10_000
 
@@ -48,17 +48,17 @@ def call_of(ref: Any) -> str:
 class CarriedTaskError(RayTaskError):  # type: ignore[misc]
     """What a worker stores for a call that failed: a TaskError, which can carry any exception.
 
-    Ray makes it, in place of its own, of what was raised, and asks it what to raise in ``get``.
+    Ray makes it of the exception raised, in place of its own, and ``get`` raises what it returns.
     """
 
     def __init__(self, _name: str, _text: str, cause: Any, proctitle: str = "", **actor: Any):
-        # A TaskError that nobody raised here is that of an argument, or was unpickled.
+        # A TaskError that was not raised here is that of an argument, or was unpickled.
         if not isinstance(cause, TaskError) or cause.__traceback__ is not None:
             call = printable(proctitle.removeprefix("ray::").partition("()")[0])
             cause = _task_error(cause, call, **actor)
         self.cause: Any = cause
         self._actor_id = cause.actor_id  # Ray reads it when a constructor has failed
-        self.args = "", "", cause  # of which unpickling makes it
+        self.args = "", "", cause  # the arguments for unpickling
 
     def __str__(self) -> str:
         return str(self.cause)
@@ -68,7 +68,7 @@ class CarriedTaskError(RayTaskError):  # type: ignore[misc]
 
 
 def _task_error(error: Any, call: str, **actor: Any) -> TaskError:
-    """Wrap what user code raised."""
+    """Wrap an exception of user code."""
     BaseException.with_traceback(error, transport.user_frames(error))
     actor |= {"pid": os.getpid(), "ip": ray.util.get_node_ip_address()}
     try:
@@ -121,7 +121,7 @@ def translate_values(*, in_worker: bool) -> None:
 
 
 def _carried(value: Any, ref: Any) -> Any:
-    """Return what Ray has read; of an error, what has it raise miniray's, also from futures."""
+    """Return what Ray has read; an error is wrapped so that futures raise miniray's, too."""
     if not isinstance(value, RayError) or isinstance(value, CarriedTaskError):
         return value
     made = CarriedTaskError.__new__(CarriedTaskError)
@@ -130,7 +130,7 @@ def _carried(value: Any, ref: Any) -> Any:
 
 
 def as_exception(step: Any) -> Any:
-    """Have nothing that a value raises when it is read or written end the worker, or cancel."""
+    """Keep exceptions of reading or writing a value from ending the worker or cancelling."""
 
     def call(*args: Any) -> Any:
         try:

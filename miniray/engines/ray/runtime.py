@@ -1,4 +1,4 @@
-"""The seam ``Runtime`` on Ray: calls, values, what the head knows, and the process itself.
+"""The seam ``Runtime`` on Ray: calls, values, requests to the head, and the process itself.
 
 Refs, handles of actors and generators are Ray's own, which miniray's classes know as theirs.
 """
@@ -78,7 +78,7 @@ def submit(args: Any, kwargs: Any, num_returns: int | str, remote: Any, call: st
 
 
 class Code(seam.Exported):
-    """A function or class of the user's, and what Ray has made of it."""
+    """A user's function or class, and Ray's versions of it."""
 
     def __init__(self, target: Any, name: str) -> None:
         # Says what is large or can't be pickled. Classes are pickled once more, by Ray.
@@ -119,7 +119,7 @@ class Code(seam.Exported):
         return made
 
     def _class(self, info: Any, options: Any) -> Any:
-        """Do so for a class, whose methods get what Ray's decorators would have given them."""
+        """Return Ray's class for the user's; methods get what Ray's decorators would set."""
         for name, declared in info.methods.items():
             method = inspect.getattr_static(self._target, name)
             if theirs := {k: v for k, v in declared.given.items() if k != "name"}:
@@ -174,7 +174,7 @@ ObjectRef.register(ray.ObjectRef)
 ObjectRefGenerator.register(ray.ObjectRefGenerator)
 DynamicObjectRefGenerator.register(ray.DynamicObjectRefGenerator)
 
-#: How Ray's context tells what it has neither under the same name nor with ``get_`` before it.
+#: Getters of facts that Ray's context has neither by the same name nor by ``get_`` and the name.
 _FACTS: dict[str, Any] = {
     "session_dir": lambda now: f"{now.get_temp_dir()}/{now.get_session_name()}",
     "placement_group_id": lambda of: of.get_placement_group_id() and of.worker.placement_group_id,
@@ -191,7 +191,7 @@ class RayContext:
         usual = getattr(type(now), f"get_{name}", operator.attrgetter(name))
         try:
             return _FACTS.get(name, usual)(now)
-        except AttributeError:  # Ray Client does not tell all of them
+        except AttributeError:  # Ray Client does not have all of them
             return getattr(seam.RuntimeContextData, name, {})
 
 
@@ -261,9 +261,9 @@ class RayRuntime(seam.Runtime, seam.RuntimeObjects, seam.RuntimeCalls, seam.Runt
 
 
 def _located(handle: Any) -> seam.ActorLocation:
-    """Return an actor for Ray's handle of it, which knows what its methods take and return."""
+    """Return an actor for Ray's handle of it, with the signatures of its methods."""
     made_by = getattr(handle, "_ray_actor_creation_function_descriptor", None)
-    name = getattr(made_by, "class_name", "actor")  # Ray Client does not know it
+    name = getattr(made_by, "class_name", "actor")  # Ray Client does not have it
     methods = dict.fromkeys(dir(handle), specs.MethodOptions())
     return seam.ActorLocation(handle, seam.ActorClassInfo(name, "", methods))
 
@@ -294,7 +294,7 @@ def connect_to_ray(options: Any) -> tuple[RayRuntime, dict[str, Any]]:
         job["_py_driver_sys_path"] = sys.path[::-1]  # Ray puts one after the other in front
     else:  # its workers need no installation of miniray
         env["py_modules"] = [*env.get("py_modules", ()), PACKAGE, *cloudpickle.__path__]
-    if not address.startswith("ray://"):  # Ray Client takes no more than what is below
+    if not address.startswith("ray://"):  # Ray Client takes only what is below
         given["log_to_driver"] = options.log_to_driver
         given["job_config"] = ray.job_config.JobConfig(metadata=dict(options.metadata), **job)
     found = ray.init(address, namespace=options.namespace, runtime_env=env or None, **given)
