@@ -6,9 +6,11 @@ driver that only starts a ``TorchTrainer`` does not load it.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from miniray.common.absent import lazy
+from miniray.train.torch import torch_trainer
 from miniray.train.torch.torch_trainer import TorchConfig, TorchTrainer
 
 if TYPE_CHECKING:
@@ -51,5 +53,8 @@ __all__ = [
     "prepare_model",
     "prepare_optimizer",
 ]
+
+# Ray has TorchConfig in a module of its own.
+config = sys.modules[f"{__name__}.config"] = torch_trainer
 
 __getattr__, __dir__ = lazy(__name__, _HOMES, of_ray=_ABSENT)

@@ -58,6 +58,7 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(module, name, instead)
     ("module", "home", "names"),
     [
         ("data_parallel_trainer", "train", "DataParallelTrainer"),
+        ("torch.config", "train.torch", "TorchConfig"),
         ("torch.torch_trainer", "train.torch", "TorchTrainer"),
         ("v2.api.data_parallel_trainer", "train", "DataParallelTrainer"),
         ("v2.api.config", "train", "CheckpointConfig FailureConfig LoggingConfig RunConfig"),
