@@ -1,1 +1,1 @@
-"""Calls that are under way: arguments, leases, retries, lineage."""
+"""Calls in flight: arguments, leases, retries, lineage."""

@@ -1,8 +1,8 @@
 """The calls of this process to one actor: kept in order, sent when it lives, failed when not.
 
-The head tells where the actor is and every change of that; a lost connection only means that calls
-wait for the head's word. That word may overtake the actor's last replies: calls that were sent
-fail, or go to its next process, once no more replies can come.
+The head reports where the actor is and every change of that; when a connection is lost, calls only
+wait for the head's report. It may overtake the actor's last replies: calls that were sent fail, or
+go to its next process, once no more replies can come.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class ActorClient(Channel):
         self._repeats: list[Call] = []
         #: Sent, without a reply, in order.
         self._sent: dict[int, Call] = {}
-        #: Sent on a connection that broke; what they get depends on the head's word.
+        #: Sent on a connection that broke; what they get depends on the head's report.
         self._lost: list[Call] = []
-        #: To fail once the lock is free: a call of another client may wait for such a result, and
-        #: failing it needs that client's lock.
+        #: Calls to fail once the lock is free: a call of another client may wait for such a
+        #: result, and failing it needs that client's lock.
         self._failed: collections.deque[tuple[Call, Value]] = collections.deque()
         self._cause: Callable[[], MinirayError] | None = None
 
     # --- calling -----------------------------------------------------------------
     def submit(self, call: Call, ready: bool) -> None:
-        """Send a call, or keep it in its turn."""
+        """Send a call, or queue it."""
         with self._lock:
             limit = self._max_pending
             if limit >= 0 and not call.repeats and len(self._queue) + len(self._sent) >= limit:
@@ -98,7 +98,7 @@ class ActorClient(Channel):
         while True:
             try:
                 call, error = self._failed.popleft()
-            except IndexError:  # nothing is left, or another thread answers it
+            except IndexError:  # the queue is empty, or another thread answers it
                 return
             self._calls.fail_value(call, error)
 
@@ -139,7 +139,7 @@ class ActorClient(Channel):
             self._send(queue.popleft(), peer)
 
     def ready(self, call: Call) -> None:
-        """Send the calls that nothing holds up any more."""
+        """Send the calls that no longer wait."""
         with self._lock:
             self._pump()
         self._fail_outside()
@@ -167,7 +167,7 @@ class ActorClient(Channel):
         self._fail_outside()
 
     def cancel(self, call: Call, force: bool, recursive: bool) -> None:
-        """Fail a call that is queued, or ask the actor to cancel it."""
+        """Fail a call that is queued, or send the actor a request to cancel it."""
         with self._lock:
             queue = self._repeats if call.repeats else self._queue
             if call in queue:
@@ -191,7 +191,7 @@ class ActorClient(Channel):
         *,
         at_once: bool = False,
     ) -> None:
-        """Take the head's word on where the actor is.
+        """Take the head's report of where the actor is.
 
         Args:
             state: What it is now.
@@ -199,7 +199,7 @@ class ActorClient(Channel):
             process_id: Of its process, if it lives.
             epoch: Counts its processes.
             cause: Makes the error of a dead actor, or of one that restarts.
-            at_once: Calls in flight have failed, whatever it may still have said.
+            at_once: Calls in flight have failed, whatever it may still have answered.
         """
         with self._lock:
             if self.state == DEAD or (state == ALIVE and epoch <= self._epoch):
@@ -218,14 +218,14 @@ class ActorClient(Channel):
         self._fail_outside()
 
     def on_peer_lost(self, peer: Peer) -> None:
-        """Wait for the head's word on the calls in flight: the connection to the actor broke."""
+        """Keep the calls in flight for the head's report: the connection to the actor broke."""
         with self._lock:
             if peer is self._ending:
                 self._settle()
             elif peer is self._peer:
                 self._lose()
                 if peer.unreachable:
-                    # To the head it lives, so nobody else will tell; what may have run is not
+                    # To the head it lives, so there will be no report; what may have run is not
                     # repeated unless it may be.
                     self._requeue("its node could not be reached while {1} was in flight")
                     self._go_on()
@@ -272,7 +272,7 @@ class ActorClient(Channel):
 
     def _requeue(self, why: str = "its process {} while {} was in flight, and it restarts") -> None:
         """Queue the calls of unknown fate that may be repeated before all others; fail the rest."""
-        cause, self._cause = self._cause, None  # it is of no later end
+        cause, self._cause = self._cause, None  # it belongs to no later end
         died = cause() if cause is not None else None
         ended = "ended"
         if isinstance(died, ActorDiedError):

@@ -32,8 +32,8 @@ RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
 class Channel:
     """Sends calls: the client of an actor, or the leases of tasks.
 
-    ``CallTable`` owns the life of a call and tells its channel what to do with it. A channel that
-    finds that a call has failed says so to the table, and has forgotten it by then.
+    ``CallTable`` owns the life of a call and instructs its channel. A channel that
+    finds that a call has failed forgets it first, and then reports it to the table.
     """
 
     #: Whether ``force`` may end the process of a call that is cancelled.
@@ -42,7 +42,7 @@ class Channel:
     finished: dict[str, list[float]] = {}  # noqa: RUF012 - of those that have none
 
     def submit(self, call: Call, ready: bool) -> None:
-        """Send a new call, or keep it in its place.
+        """Send a new call, or queue it.
 
         Args:
             call: What to send.
@@ -67,7 +67,7 @@ class Channel:
         """Keep a call that was sent and is to be sent again; ``ready`` follows."""
 
     def cancel(self, call: Call, force: bool, recursive: bool) -> None:
-        """Fail a call that was not sent, or ask its executor to cancel it."""
+        """Fail a call that was not sent, or send its executor a request to cancel it."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -121,7 +121,7 @@ class Call:
     #: System failures that may still be survived; -1 is no limit.
     retries: int = 0
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
-    #: What its channel must know of it beyond that.
+    #: What its channel needs of it besides.
     options: Any = None
     #: Its results can be made again by running it again.
     repeatable: bool = False
@@ -132,7 +132,7 @@ class Call:
     pins: list[ObjectRef[Any]] | None = None
     return_ids: tuple[bytes, ...] = ()
     stream: StreamState | None = None
-    #: What is remembered of it, and keeps its arguments; None if nothing is.
+    #: Its record for a repeat, which keeps its arguments; None if there is none.
     origin: Origin | None = None
     #: How often it was begun, or will have been.
     tries: int = 1
@@ -179,7 +179,7 @@ class Call:
 
     @property
     def status(self) -> str:
-        """Where it is, in Ray's words for the states of tasks."""
+        """Its state, in Ray's names for the states of tasks."""
         if self.waiting:
             return "PENDING_ARGS_AVAIL"
         return "PENDING_NODE_ASSIGNMENT" if self.peer is None else "SUBMITTED_TO_WORKER"
@@ -190,9 +190,9 @@ class Call:
         return self.return_ids if self.stream is None else (self.stream.id,)
 
 
-#: Names under which ended calls are counted apart; those of more names are counted together.
+#: Names under which ended calls are counted apart; calls of further names are counted together.
 _MAX_NAMES = 1000
-#: The name of those others, which no function has.
+#: The name for the others, which no function has.
 OTHERS = "(others)"
 
 
@@ -201,10 +201,10 @@ Times = dict[str, list[float]]
 
 
 class EndedCalls:
-    """How many calls have ended, and how long they took, by name, for whoever looks."""
+    """How many calls have ended, and how long they took, by name."""
 
     def __init__(self) -> None:
-        #: Finished and failed ones by name (of actors ``Class.method``), by Ray's word for a kind.
+        #: Finished and failed ones by name (of actors ``Class.method``), by Ray's name for a kind.
         self.by_kind: dict[str, tuple[Times, Times]] = {
             kind: ({}, {}) for kind in ("NORMAL_TASK", "ACTOR_TASK")
         }
@@ -215,7 +215,7 @@ class EndedCalls:
         count(failed, call.name, seconds)
 
     def told(self) -> dict[str, list[dict[str, int]]]:
-        """Return how many there were, as ``by_kind``."""
+        """Return the counts, as ``by_kind``."""
         return {
             kind: [{name: how_many(times) for name, times in [*each.items()]} for each in ended]
             for kind, ended in self.by_kind.items()
@@ -245,7 +245,7 @@ def serialize_call(
 ) -> tuple[Serialized, list[RefArgument], list[ObjectRef[Any]] | None]:
     """Serialize arguments: the value, its top-level refs, and what must stay alive.
 
-    User code may run in it; nothing is left of it if a signal ends it.
+    User code may run in it; if a signal ends it, it leaves no trace.
     """
     if not args and not kwargs:
         return NO_ARGUMENTS, [], None
@@ -296,8 +296,8 @@ def error_of_call(value: Value, name: str, where: int | str) -> Value:
     or a method has raised name what raised them, and are passed on as they are.
 
     Args:
-        value: That of the argument.
-        name: Of the call.
+        value: The argument's value.
+        name: The call's name.
         where: The argument's position, from 0, or its name.
     """
     pickled = payload_of(value)

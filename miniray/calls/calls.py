@@ -1,4 +1,4 @@
-"""Calls that this process has made: the one owner of what becomes of each.
+"""Calls that this process has made: the one owner of each call's life.
 
 A call begins in ``submit`` and ends once: with the reply of its executor (``on_reply``), or with an
 error of the runtime (``fail``). In between it may be sent again. When and where it is sent is
@@ -61,11 +61,11 @@ class CallTable:
     #: Where large arguments go.
     _shared_memory: SharedMemory
     _peers: PeerTable
-    #: To the daemon; without it no call can be answered.
+    #: To the daemon; answers need it.
     _link: NodeLink
-    #: Runs a function after so many seconds.
+    #: Runs a function after a number of seconds.
     _call_later: Callable[[float, Callable[[], None]], object]
-    #: Makes a lost value again, or tells why not; see ``recovery.py``.
+    #: Makes a lost value again, or returns why not; see ``recovery.py``.
     _recover: Callable[[Entry, Value], str | None]
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class CallTable:
         self._by_id: dict[bytes, Call] | None = None
         tunables = config()
         self.lineage = Lineage(tunables.lineage_calls, tunables.lineage_bytes)
-        #: Numbers of the calls whose end is waited for, and whom to tell of the last one.
+        #: Numbers of the calls whose end is waited for, and the callback for the last one.
         self._awaited: set[int] = set()
         self._on_all_ended: Callable[[], object] = self._awaited.clear
         self._lock = threading.RLock()  # a collection in here may drop a ref
@@ -110,7 +110,7 @@ class CallTable:
             self.fail(call, self._link.end())
 
     def _await_dependencies(self, call: Call) -> bool:
-        """Return whether all refs of a call have values; if not, tell its channel once they do."""
+        """Return whether all refs of a call have values; else notify its channel once they do."""
         pending: list[Entry] = []
         for _, id, _, value in call.refs:
             entry = self._table.entry(id) if value is None else None
@@ -136,7 +136,7 @@ class CallTable:
             call.waiting -= 1
             return call.waiting == 0
 
-    # --- what its channel asks -----------------------------------------------------
+    # --- what its channel needs ----------------------------------------------------
     def resolved_refs(self, call: Call) -> tuple[list[RefArgument], Value | None]:
         """Return the refs of a call with their values, or its error, if one of them has one."""
         resolved: list[RefArgument] = []
@@ -304,8 +304,8 @@ class CallTable:
     ) -> bool:
         """Let an item of a call that runs again replace the one on another node.
 
-        That one may be lost, and a further call could not make it: an actor runs that one after
-        this call, which waits until its items are read.
+        The other one may be lost, and a further call could not make it: an actor runs that call
+        after this one, which waits until its items are read.
         """
         if index >= len(stream.ids) or not is_shared(value):
             return False
@@ -321,7 +321,7 @@ class CallTable:
         return self._table.set_value(id, value, refs)
 
     def _remember(self, call: Call, values: Sequence[Value]) -> None:
-        """Keep what it takes to run a task again whose results are in shared memory."""
+        """Keep what a task needs to run again if its results are in shared memory."""
         refs, error = self.resolved_refs(call)
         if error is not None:
             return
@@ -335,7 +335,7 @@ class CallTable:
         self.free_unneeded()
 
     def _remember_item(self, call: Call, stream: StreamState, value: Value) -> None:
-        """Keep what it takes to make the last item of a generator again, which is shared memory."""
+        """Keep what a generator needs to make its last item, in shared memory, again."""
         if stream.origin is None:
             refs, error = self.resolved_refs(call)
             if error is None:
@@ -353,7 +353,7 @@ class CallTable:
     def _pins(self, call: Call, values: Iterable[Value]) -> list[ObjectRef[Any]] | None:
         """Return what to keep alive of a call's arguments; None if no result is on another node.
 
-        Those of this node are lost with this process. Actors end with their handles all the same.
+        Results on this node are lost with this process. Actors end with their handles all the same.
         """
         here = self._table.node_id
         if all(not is_shared(value) or node_of(value) == here for value in values):
@@ -383,7 +383,7 @@ class CallTable:
                 value = error_value(ObjectLostError(id.hex(), reason))
                 self.fail_value(call, error_of_call(value, call.name, where))
                 return
-        call.waiting = 1  # so that nothing sends it before the rest is known
+        call.waiting = 1  # so that it is not sent before the rest is known
         call.channel.put_back(call)
         if self._await_dependencies(call):
             call.waiting = 0
@@ -444,7 +444,7 @@ class CallTable:
         try:
             self.cancel(ObjectRef(id, b""), force, recursive)
         except ValueError as error:
-            logger.warning("process %s asked for a cancel: %s", peer.process_id.hex(), error)
+            logger.warning("process %s requested a cancel: %s", peer.process_id.hex(), error)
 
     # --- ending ------------------------------------------------------------------
     def fail(self, call: Call, error: BaseException) -> None:
@@ -452,7 +452,7 @@ class CallTable:
         self.fail_value(call, error_value(error))
 
     def fail_value(self, call: Call, value: Value, seconds: float = 0.0) -> None:
-        """End a call with an error value, if it has not ended; it has run for ``seconds``."""
+        """End a call with an error value, if it has not ended; it ran for ``seconds``."""
         if call.number not in self.open:
             return
         self.ended.failed(call, seconds)

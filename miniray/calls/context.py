@@ -33,13 +33,13 @@ class Execution:
     exits: bool = False
     #: Its result is on its way; what it has started may run on.
     answered: bool = False
-    #: Calls that this one has made and that have not ended, by number: for a recursive cancel.
+    #: Open calls that this one has made, by number: for a recursive cancel.
     children: dict[int, Call] = dataclasses.field(default_factory=dict)
-    #: Those that it had made before it was notified of its cancel.
+    #: Calls that it had made before it was notified of its cancel.
     doomed: dict[int, Call] | None = None
 
     def interrupted(self) -> None:
-        """Note that its cancel was delivered: calls that it makes afterwards clean up, and run."""
+        """Record that its cancel was delivered: later calls of it clean up, and run."""
         if self.doomed is None:
             self.doomed, self.children = self.children, {}
 
@@ -85,7 +85,7 @@ class ProcessFacts:
     accelerator_ids: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def begin_lease(self, lease: GrantedLease) -> None:
-        """Note what a lease says about its worker, and about the actor that it is for."""
+        """Record what a lease says about its worker, and about the actor that it is for."""
         group = lease.spec.group
         self.job_id = lease.job_id
         self.namespace = lease.job.namespace

@@ -1,9 +1,9 @@
-"""How the results of tasks came about, so that one that was lost can be made again.
+"""Origins of the results of tasks, so that a lost one can be made again.
 
 Kept by the owner for results in shared memory while they, or what was made from them,
 are in use. An argument that is a result of such a task is made again first. One that no task can
-make again is kept alive (as in Ray), if the results are on other nodes: those of this node are
-lost together with this process. Bookkeeping only: running a task again is for others to do.
+make again is kept alive (as in Ray), if the results are on other nodes: results on this node
+are lost together with this process. Bookkeeping only: it runs no task.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class Lineage:
     """The origins of this process's results, bounded in number and size. Thread-safe."""
 
-    #: How many are kept.
+    #: Origins that are kept at most.
     _max_calls: int
     #: Bytes of arguments that they keep in this process.
     _max_bytes: int
 
     def __post_init__(self) -> None:
         self._bytes = 0
-        #: Arguments in shared memory that nothing needs any more: the caller frees them.
+        #: Arguments in shared memory that are no longer needed: the caller frees them.
         self.unneeded: collections.deque[Value] = collections.deque()
         self._numbers = itertools.count(1).__next__
         self._by_result: dict[bytes, Origin] = {}
@@ -171,7 +171,7 @@ class Lineage:
         """Hold what origins need for one more run of each, until ``ended`` is called.
 
         Returns:
-            False if one was given up meanwhile; then none is used.
+            False if one was given up meanwhile; then all stay as they were.
         """
         with self._lock:
             if not all(origin.uses for origin in origins):
@@ -220,7 +220,7 @@ class Lineage:
                     self._remove([origin])
 
     def _remove(self, gone: list[Origin]) -> None:
-        """Drop origins, and those that only they needed: a loop, for chains can be long."""
+        """Drop origins, and the origins that only they needed: a loop, for chains can be long."""
         while gone:
             origin = gone.pop()
             if self._origins.pop(origin.number, None) is None:

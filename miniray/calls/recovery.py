@@ -81,7 +81,7 @@ class ValueRecovery:
             if value is None or payload_of(value) != payload:
                 return None
             node = node_of(value)
-            own = node == self._table.node_id  # it lives: nothing else was lost with it
+            own = node == self._table.node_id  # it lives: only this value was lost
             _, reason = ([], self._make(id, node)) if own else self._plan(id)
             if reason is not None:
                 COUNTED.count("objects_lost_total")
@@ -165,7 +165,7 @@ class ValueRecovery:
         return list(plan.values()), None
 
     def _without_origin(self, id: bytes) -> str:
-        """Say why a value cannot be made again, and where it came from."""
+        """Return why a value cannot be made again, and where it came from."""
         entry = self._table.entry(id)
         made = None if entry is None else getattr(entry, "made", None)
         if entry is not None and entry.kept:

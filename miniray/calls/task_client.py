@@ -1,7 +1,7 @@
 """The tasks of this process: queued per shape, sent down leases of workers.
 
 A lease is the right to use one worker for tasks of one shape (resources, placement,
-environment). The client tells the head how many leases of a shape it could use;
+environment). The client reports to the head how many leases of a shape it could use;
 the head grants them as they come free. Many tasks go down one lease; how many wait
 at a worker depends on how long its tasks have taken so far.
 """
@@ -38,7 +38,7 @@ _TO_HEAR = 5.0
 _FEW = 256
 #: The most functions whose retries are reported.
 _MOST_TOLD = 100
-#: The most leases of one shape that a client asks for at once.
+#: The most leases of one shape that a client requests at once.
 _MAX_LEASES = 1024
 
 
@@ -50,7 +50,7 @@ class TaskClient(Channel):
     _peers: PeerTable
     _link: NodeLink
     _loop: IOLoop
-    #: Tells the user something.
+    #: Prints a message for the user.
     _tell: Callable[[str], None]
     _clock: Callable[[], float] = time.monotonic
 
@@ -84,7 +84,7 @@ class TaskClient(Channel):
         return group
 
     def _forget_unused(self) -> None:
-        """Forget shapes that have nothing to do: those of placement groups that are gone stay so.
+        """Forget shapes without tasks: shapes of removed placement groups stay unused.
 
         A call that still waits for its refs brings its group back (``_ask``).
         """
@@ -107,7 +107,7 @@ class TaskClient(Channel):
         call.peer = None
 
     def answered(self, call: Call, seconds: float | None) -> None:
-        """Note how long a task took; its lease may have the next one."""
+        """Record how long a task took; its lease may get the next one."""
         group: TaskGroup = call.options
         with self._lock:
             if seconds is not None:
@@ -121,7 +121,7 @@ class TaskClient(Channel):
             self._pump(group)
 
     def cancel(self, call: Call, force: bool, recursive: bool) -> None:
-        """Fail a task that is queued, or ask its worker to cancel it."""
+        """Fail a task that is queued, or send its worker a request to cancel it."""
         group: TaskGroup = call.options
         with self._lock:
             if call.peer is not None:
@@ -142,7 +142,7 @@ class TaskClient(Channel):
 
     # --- sending -----------------------------------------------------------------
     def _pump(self, group: TaskGroup) -> None:
-        """Send what the leases take, ask for more leases if something is left over."""
+        """Send what the leases take; request more leases for the tasks left over."""
         self._fill(group)
         if group.queue:
             # Only the queue's first tasks decide: a lease serves many of them.
@@ -153,7 +153,7 @@ class TaskClient(Channel):
             if group.refused:
                 self._look_again(group)
         elif group.leases:
-            # Most tasks leave it nothing to do.
+            # After most tasks there is no work for it.
             if not self._sweeping or group.keep == 0.0 or group.asked > len(group.leases):
                 self._sweep_later(group)
         elif group.asked:
@@ -244,7 +244,7 @@ class TaskClient(Channel):
                 self._link.head_notice("return_lease", lease_id)
                 return
             if lease_id in group.leases:
-                return  # told twice
+                return  # a repeated message
             peer = self._peers.get(node_id, process_id)
             lease = HeldLease(lease_id, peer, group, max_calls)
             lease.window = self._window(group)
@@ -281,7 +281,7 @@ class TaskClient(Channel):
             lease.peer.send((p.PEER_LEASE_END, lease_id))
 
     def on_head_back(self) -> None:
-        """Tell a head that has forgotten it what this client wants, and which leases it has."""
+        """Report to a restarted head what this client wants, and which leases it has."""
         with self._lock:
             groups = list(self._by_id.values())
             held = [number for group in groups for number in group.leases]
@@ -311,7 +311,7 @@ class TaskClient(Channel):
                     if lease.remaining >= 0:
                         lease.remaining += 1
             group = lease.group
-            # Its running task is a long one: nothing more is queued behind it.
+            # Its running task is a long one: no more tasks are queued behind it.
             lease.window = 1
             group.duration = max(group.duration or 0.0, config().recall_after)
             group.put_back(back)
@@ -369,7 +369,7 @@ class TaskClient(Channel):
             group = lease.group
             group.remove(lease)
             group.asked = max(0, group.asked - 1)
-            # Its process may not be given to anybody else.
+            # Its process may not be given to another client.
             self._link.head_notice("return_lease", lease.id, True)
             calls = list(lease.calls.values())
             failed = self._sort_lost(calls, group)
@@ -380,7 +380,7 @@ class TaskClient(Channel):
             self._tell_retry(calls[0], peer)
 
     def _fail_crashed(self, calls: list[Call], peer: Peer) -> None:
-        """Fail what a process has taken with it, as soon as it is known how that ended."""
+        """Fail the tasks of a process that ended, as soon as it is known how it ended."""
 
         def fail(
             code: int | None = None, pid: int = 0, with_node: bool = False, detail: str = ""
@@ -408,7 +408,7 @@ class TaskClient(Channel):
         self._link.head_request_async("await_end", (peer.process_id,), answer)
 
     def _tell_retry(self, call: Call, peer: Peer) -> None:
-        """Tell, once per function, that a task runs again whose worker has ended, and how."""
+        """Print, once per function, that a task is retried and how its worker ended."""
         name = short_name(call.name)
         if name in self._told or len(self._told) == _MOST_TOLD:
             return

@@ -1,7 +1,7 @@
 """Waiting tasks by shape, the leases that this process has for them, and which task goes where.
 
-Responsible for which of the tasks goes to which lease. When one is sent, and how many leases are
-asked for, is for ``task_client.py``, whose lock protects this.
+Responsible for which of the tasks goes to which lease. ``task_client.py``, whose lock protects
+this, decides when one is sent, and how many leases are requested.
 
 A task that would have to move much data to any other node wishes to run where that is. Leases on
 other nodes are left to other tasks for as long as moving the data or starting a worker would take
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
     #: Equal for tasks of one shape.
     key: str
-    #: What the head must know of them, without the runtime environment.
+    #: The part for the head, without the runtime environment.
     spec: LeaseSpec
 
 
@@ -116,7 +116,7 @@ def preferred(
 ) -> tuple[bytes, int] | None:
     """Return the node with most of these values (at least one), and the bytes it saves from moving.
 
-    That is, what it has more than any other node has of its own; None where that is less than
+    Saved is what it has more than the next best node; None where that is less than
     ``LEAST``. ``copies`` are further nodes that have one of the values, and its size.
     """
     own: dict[bytes, int] = {}
@@ -144,9 +144,9 @@ class HeldLease:
     #: How many tasks may be there at once.
     window: int = 1
     idle_since: float = dataclasses.field(init=False)
-    #: The head wants it back: nothing more is sent.
+    #: The head wants it back: no more tasks are sent.
     leaving: bool = False
-    #: It is one of its group's ``with_room``.
+    #: Whether it is in its group's ``with_room``.
     has_room: bool = False
     #: Tasks that may still be sent to it; -1: any number.
     remaining: int = dataclasses.field(init=False)
@@ -160,7 +160,7 @@ class HeldLease:
         self._unused = max_calls - self.remaining
 
     def give(self, call: Call) -> Peer:
-        """Note that a task is sent; return where to."""
+        """Count a task that is sent; return where to."""
         self.calls[call.number] = call
         if self.remaining > 0:
             self.remaining -= 1
@@ -188,12 +188,12 @@ class TaskGroup:
     _clock: Callable[[], float]
     queue: collections.deque[Call] = dataclasses.field(default_factory=collections.deque)
     leases: dict[int, HeldLease] = dataclasses.field(default_factory=dict)
-    #: Ids, in order, of the leases that may take a task, those with nothing to do among them:
+    #: Ids, in order, of the leases that may take a task, idle ones among them:
     #: the first is used first, so that the last can go back.
     with_room: list[int] = dataclasses.field(default_factory=list)
-    #: Leases the head was last asked to grant in all; 0 when there is nothing to do.
+    #: Leases last requested from the head in all; 0 without waiting tasks.
     asked: int = 0
-    #: The node that it was asked to prefer; empty: that of this process.
+    #: The node that the last request prefers; empty: that of this process.
     near: bytes = b""
     #: Where queued tasks should run, by the number of the call.
     wishes: dict[int, Wish] = dataclasses.field(default_factory=dict)
@@ -264,7 +264,7 @@ class TaskGroup:
                 self.wishes[call.number] = Wish(node, now + patience)
 
     def note_idle(self, node: bytes) -> None:
-        """Note that a lease on a node is new, or idle: it is worth waiting for."""
+        """Record that a lease on a node is new, or idle: it is worth waiting for."""
         self._full.pop(node, None)
 
     def first_for(self, node: bytes, now: float) -> int | None:
@@ -326,5 +326,5 @@ class TaskGroup:
         return None if until is None else (until, until - now)
 
     def lose_patience(self) -> None:
-        """Note that the time for a look, which ``patience`` has told, is there."""
+        """Record that the time for a look, which ``patience`` returned, has come."""
         self.next_look = math.inf

@@ -53,7 +53,7 @@ class HeadIdentity:
 
 
 class ClusterDirectories:
-    """The directories of one head, and what the end of a process or a job means to them."""
+    """The directories of one head, and the effects on them of the end of a process or a job."""
 
     def __init__(self, identity: HeadIdentity, timers: Timers, storage: Storage) -> None:
         self.identity = identity
@@ -115,7 +115,7 @@ class ClusterDirectories:
             self.jobs.release(process_id)
 
     def _job_over(self, job_id: bytes) -> None:
-        """Drop what was kept for a job that has nothing left to run."""
+        """Drop what was kept for a job that is over."""
         self.code.job_over(job_id)
         self._tell_job_ended(job_id)
 

@@ -1,6 +1,6 @@
 """The head: its parts put together; messages of daemons and requests of processes reach them here.
 
-Knows nothing of gRPC: a session is a ``Node`` whose outbox takes messages. All of it
+Independent of gRPC: a session is a ``Node`` whose outbox takes messages. All of it
 runs in one event loop's thread.
 """
 
@@ -105,13 +105,13 @@ class Requests:
         try:
             Arguments(fail, 2).check(arguments)
         except ValueError:
-            return  # it does not even say for what somebody waits
+            return  # it does not even say which request waits
         why = f"the head refused it ({type(error).__name__}: {error})"
         fail(who, why, *arguments)
 
 
 def _for_process(cluster: ClusterDirectories, state: ClusterState) -> Handlers:
-    """Return requests whose handlers get the asking process, then the arguments."""
+    """Return requests whose handlers get the requesting process, then the arguments."""
     actors, leases = cluster.actors, cluster.leases
     return {
         "create_actor": actors.create,
@@ -176,7 +176,7 @@ def _to_answer_later(cluster: ClusterDirectories) -> Handlers:
 
 
 def _on_refused_notice(cluster: ClusterDirectories) -> Handlers:
-    """Return what fails those who wait for a refused notice; gets process, why and arguments."""
+    """Return what fails the waiters of a refused notice; gets process, why and arguments."""
     return {
         "want_leases": cluster.leases.refuse,
         "create_actor": cluster.actors.refuse,
@@ -267,7 +267,7 @@ class Head:
         self.cluster.nodes.add(node)
 
     def lose(self, node: ClusterNode, reason: str, *, planned: bool = False) -> None:
-        """Remove a node with everything that ran there; ``planned``: it was asked to end."""
+        """Remove a node with everything that ran there; ``planned``: its end was requested."""
         if self.cluster.nodes.get(node.id) is not node:
             return
         if planned or self._stopping:
@@ -288,7 +288,7 @@ class Head:
         node.outbox.close()
 
     def check_liveness(self) -> None:
-        """Remove the nodes that were silent for too long; once per heartbeat interval."""
+        """Remove the nodes that were silent for too long. Call it once per heartbeat interval."""
         timeout = config().node_timeout
         every = config().heartbeat_interval
         for node in self.cluster.nodes.silent(self._timers.time(), timeout, every):
@@ -301,7 +301,7 @@ class Head:
             node.send(stop=head_pb2.Stop(reason=reason))
 
     def refused(self, text: str) -> None:
-        """Note that somebody without the cluster's secret has connected."""
+        """Record a connection without the cluster's secret."""
         self.cluster.events.add("SECURITY", "wrong_secret", f"{text}.", "WARNING")
 
     def warn_drivers(self, text: str) -> None:
@@ -316,7 +316,7 @@ class Head:
         self.handle(node, message)
 
     def handle(self, node: ClusterNode, message: head_pb2.FromNode) -> None:
-        """Handle a message; log a failure, which ends nothing else."""
+        """Handle a message; log a failure, and go on."""
         kind = message.WhichOneof("kind")
         handler = self._handlers.get(kind or "")
         if handler is None:

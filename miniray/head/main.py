@@ -1,6 +1,6 @@
-"""The head process: its gRPC service, from the start until it is asked to end.
+"""The head process: its gRPC service, from its start to its end.
 
-Responsible for connections and for batching what waits; what messages mean is in ``head.py``.
+Responsible for connections and for batching messages; their meaning is in ``head.py``.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class HeadOptions:
 
 
 _NO_FINGERPRINT = bytes(32)
-#: Seconds that daemons have to read that the cluster ends.
+#: Seconds that daemons have to receive that the cluster ends.
 _STOP_SECONDS = 0.2
 #: Objects made since the last collection, and smaller collections before one of the next kind.
 _COLLECT_AFTER = (50_000, 20, 100)
@@ -235,7 +235,7 @@ async def _run(options: HeadOptions) -> None:
 
 
 def _stop_on_request(options: HeadOptions, stop: asyncio.Future[str]) -> None:
-    """Give ``stop`` the reason when this process is to end."""
+    """Give ``stop`` the reason when this process has to end."""
     loop = asyncio.get_running_loop()
 
     def end(reason: str) -> None:
@@ -296,7 +296,7 @@ async def _listen_tcp(
     deadline = clock() + options.port_patience
     refusal: AddressInUseError | None = None
     while refusal is None or (clock() < deadline and not stop.done()):
-        if refusal is not None:  # nothing announces that a port is free
+        if refusal is not None:  # there is no event for a port that comes free
             await asyncio.wait({stop}, timeout=_PORT_AGAIN_AFTER)
         try:
             bound = channels.listen_tcp(server, host, port, identity, members)

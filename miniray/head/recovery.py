@@ -1,7 +1,7 @@
 """A head that starts again: from what was kept and what daemons report to one state.
 
-What runs where is the daemons' truth. Until a node has reported, nothing is granted
-there; one that does not come back within the node timeout is lost.
+What runs where is the daemons' truth. Nothing is granted on a node before it has
+reported; a node that does not come back within the node timeout is lost.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class HeadRecovery:
     def __post_init__(self) -> None:
         #: Names of nodes that have reported to this head.
         self._reported: set[str] = set()
-        #: Nodes of before that have not come back, as (address, host name) by name.
+        #: Earlier nodes that have not come back, as (address, host name) by name.
         self.awaited: dict[str, tuple[str, str]] = {}
-        #: Whether all nodes of before that still live are here.
+        #: Whether all earlier nodes that still live are here.
         self.over = True
 
     def restore(self, saved: Saved) -> None:
@@ -108,7 +108,7 @@ class HeadRecovery:
     ) -> None:
         """Add a node with what runs there: known leases are taken over, others ended.
 
-        ``lately`` are messages about ends that earlier heads may not have received or kept.
+        ``lately`` are reports of ends that earlier heads may have missed.
         Raises ValueError if what it reports does not fit it.
         """
         cluster = self._cluster
@@ -155,7 +155,7 @@ class HeadRecovery:
     def _is_of_before(self, report: head_pb2.RunningLease, node: ClusterNode) -> bool:
         """Return whether a lease is of an earlier head, and this one has not ended it already.
 
-        A session that broke ended all leases of its node for everybody else.
+        A session that broke ended all leases of its node for all other processes.
         """
         return report.epoch != self._cluster.identity.epoch and node.name not in self._reported
 
@@ -168,7 +168,7 @@ class HeadRecovery:
         """Give up the nodes and processes that have not come back."""
         cluster = self._cluster
         self.over = True
-        # What ends with a process that is gone ends first, else it would be begun anew elsewhere.
+        # What ends with a process that is gone ends first, else it would start again elsewhere.
         cluster.actors.end_orphans()
         cluster.placement_groups.end_orphans()
         cluster.leases.end_orphans()

@@ -125,7 +125,7 @@ class ClusterState:
         }
 
     def _lately_dead(self) -> list[DeadActorStatus]:
-        """Return the actors that ended unusually, the latest first."""
+        """Return the actors that ended unexpectedly, the latest first."""
         dead = reversed(self._cluster.actors.dead())
         unusual = ((id, each) for id, each in dead if DeathCause[each.death.cause] not in ORDINARY)
         return [
@@ -250,7 +250,7 @@ class ClusterState:
                 "actor_id": actors[client.id].hex() if client.id in actors else "",
             }
             for client in self._cluster.clients.all()
-            if client.is_driver or client.job_id != client.id  # else it is a command, which looks
+            if client.is_driver or client.job_id != client.id  # else it is a command
         ]
 
     def _list_devices(self) -> list[Row]:
@@ -286,7 +286,7 @@ class ClusterState:
     def status(self) -> ClusterStatus:
         nodes = [self._node(node) for node in self._all_nodes()]
         total = self._cluster.scheduler.total_resources()
-        # Not from what is available: nothing is on a draining node, though little may be used.
+        # Not from what is available: a draining node offers none, though little may be used.
         used: dict[str, float] = {}
         for node in nodes:
             for name, amount in node["used"].items():

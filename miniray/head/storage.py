@@ -1,4 +1,4 @@
-"""The part of the head's state that survives it: when it is kept, its form, and the database."""
+"""The part of the head's state that survives it: when it is written, its form, and the database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Storage:
-    """Keeps what must survive the head; this one nothing, as an embedded cluster ends with it."""
+    """Keeps what must survive the head. Here a no-op: an embedded cluster ends with its head."""
 
     #: Where the logs of submitted jobs are kept.
     job_logs: Path | None = None
@@ -77,7 +77,7 @@ class Saved:
     jobs: list[bytes]
     #: (namespace, key, value)
     values: list[tuple[str, Key, bytes]]
-    #: Actors that died lately, and groups that were removed: daemons may ask for them again.
+    #: Recently dead actors, and removed groups: daemons may request them again.
     dead_actors: list[bytes] = dataclasses.field(default_factory=list)
     removed_groups: list[bytes] = dataclasses.field(default_factory=list)
     #: When the first head started, in seconds since the epoch.
@@ -138,7 +138,7 @@ def read_dead_actor(record: bytes) -> tuple[bytes, DeadActor]:
 def group_record(group: PlacementGroupEntry) -> bytes:
     fields = {name: getattr(group, name) for name in _GROUP_FIELDS}
     state = group.state
-    # What this head still awaits the next one has to await too.
+    # What this head still awaits, the next one has to await too.
     placed = state.allocations | state.awaited if state is not None else {}
     bundles = {index: tuple(allocation) for index, allocation in placed.items()}
     return marshal.dumps((fields, bundles))
@@ -201,14 +201,14 @@ _REMEMBERED = 10_000
 class _Change(NamedTuple):
     #: None: it is removed.
     record: bytes | None
-    #: What is remembered of one that has ended.
+    #: The record of one that has ended.
     ended: bytes | None = None
 
 
 class SqliteStorage(Storage):
     """A database file, made if there is none; sqlite3.Error if it is no such database.
 
-    ``warn`` is called with what users should know: that nothing can be written.
+    ``warn`` gets the warning for users that the disk takes no writes.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], object] | None = None) -> None:
@@ -263,7 +263,7 @@ class SqliteStorage(Storage):
         )
 
     def _read_ended(self, kind: str) -> list[tuple[bytes, bytes]]:
-        """Return (key, record) of what ended lately, the latest last."""
+        """Return (key, record) of what ended recently, the latest last."""
         rows = self._database.execute(
             "SELECT key, record FROM ended WHERE kind = ? ORDER BY at DESC LIMIT ?",
             (kind, _REMEMBERED),
@@ -326,7 +326,7 @@ class SqliteStorage(Storage):
 
     # --- writing -----------------------------------------------------------------
     async def _write_all(self) -> None:
-        """Write until nothing is left; meanwhile keep only the latest of each thing.
+        """Write all changes; meanwhile keep only the latest of each thing.
 
         So what waits takes no more than the head's own state, and a key for all that has ended.
         """
@@ -352,12 +352,12 @@ class SqliteStorage(Storage):
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._writer, self._transact, changes)
-        except Exception as error:  # noqa: BLE001 - told by those who asked
+        except Exception as error:  # noqa: BLE001 - the callers of when_written report it
             return error
         return None
 
     def _tell(self, trouble: Exception | None) -> None:
-        """Warn once that the disk takes nothing, and log once that it does again."""
+        """Warn once that the disk takes no writes, and log once that it does again."""
         if trouble is not None and not self._in_trouble:
             text = (
                 f"The head cannot write its state to {self._path} ({trouble}). The cluster goes on "
@@ -402,7 +402,7 @@ class SqliteStorage(Storage):
 
 
 def _call(then: Callable[[], object]) -> None:
-    """Do what had to wait; its failure keeps nothing else from being written."""
+    """Call a callback; if it fails, the other writes go on."""
     try:
         then()
     except Exception:

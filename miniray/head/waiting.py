@@ -1,4 +1,4 @@
-"""What waits for resources in the cluster, and why, for listings and the status.
+"""Requests that wait for resources, and why, for listings and the status.
 
 Only reads; the reasons are the scheduler's.
 """
@@ -48,7 +48,7 @@ class WaitingDemands:
         return [{**each, "seconds": now - each["since"]} for each in waiting]
 
     def why_waits(self, process_id: bytes, kind: str, id: Any) -> str:
-        """Say why an actor, a placement group or a process's tasks wait; empty if not."""
+        """Return why an actor, a placement group or a process's tasks wait; empty if not."""
         cluster = self._cluster
         if kind == "placement_group":
             reason = cluster.scheduler.explain_group(id)
@@ -120,9 +120,9 @@ class WaitingDemands:
         return found
 
     def why_actor_waits(self, actor: Actor) -> str:
-        """Say which resources an actor waits for; empty if it does not.
+        """Return which resources an actor waits for; empty if it does not.
 
-        To find out looks at every node, so it is done once a second for those of one shape.
+        Finding out examines every node, so it is done once a second per shape.
         """
         number = self._cluster.actors.waiting(actor.id)
         if not number:

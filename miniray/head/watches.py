@@ -1,6 +1,6 @@
 """Listings that processes watch: rows that changed are pushed, at most four times a second.
 
-Nothing is done while nobody watches. Actors may be many, so the table of actors notes which have
+Without watchers no work is done. Actors may be many, so the table of actors records which have
 changed; the other listings are compared with what was pushed before.
 """
 
@@ -36,7 +36,7 @@ class Watches:
     _timers: Timers
 
     def __post_init__(self) -> None:
-        #: By watcher, the rows of each listing but of actors; None: nothing was pushed yet.
+        #: By watcher, the rows of each listing but of actors; None before the first push.
         self._known: dict[bytes, dict[str, Rows | None]] = {}
         #: By watcher of actors, those that are still to be described.
         self._actors: dict[bytes, dict[bytes, None]] = {}
@@ -77,7 +77,7 @@ class Watches:
             self._cluster.actors.changes.unwatch()
 
     def moved(self) -> None:
-        """Note that something may have changed."""
+        """Schedule a push: something may have changed."""
         if self._known and not self._due:
             self._due = True
             self._timers.call_later(self._pause, self._push)
@@ -110,7 +110,7 @@ class Watches:
         """Push a piece of the actors that changed for a watcher, and schedule the next one."""
         actors = self._actors.get(process_id)
         if actors is None:
-            return  # it watches them no more
+            return  # it no longer watches them
         piece = list(itertools.islice(actors, _PIECE))
         for id in piece:
             del actors[id]

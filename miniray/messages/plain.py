@@ -1,4 +1,4 @@
-"""Plain data as bytes: how messages are written, and how those of others are read and checked.
+"""Plain data as bytes: how messages are written, and how received ones are read and checked.
 
 ``marshal`` allocates as many items as five bytes claim, so what comes from a process that may
 mean harm is looked through before it is loaded: each claim has to be borne out by the bytes that
@@ -23,7 +23,7 @@ from miniray.common.specs import Spec, field_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Version of the format: the latest one in which nothing refers to what came before. A few bytes
+#: Version of the format: the latest one without references to earlier items. A few bytes
 #: that refer to each other may stand for more data than any machine holds.
 VERSION = 2
 #: Items of one message, and how deep they may be nested.
@@ -66,7 +66,7 @@ def loads(data: bytes | memoryview) -> Any:
 
 
 def check(data: bytes | memoryview) -> None:
-    """Look through marshalled data without loading it.
+    """Scan marshalled data without loading it.
 
     Raises:
         ValueError: A size in it is larger than what follows, or something is no plain data.
@@ -80,7 +80,7 @@ def check(data: bytes | memoryview) -> None:
 
 
 def _skip(data: bytes | memoryview, at: int, count: int, depth: int, left: int) -> tuple[int, int]:
-    """Return where so many items end, and how many more there may be in the message."""
+    """Return where ``count`` items end, and how many more there may be in the message."""
     left -= count
     if left < 0 or depth > MAX_DEPTH:
         raise ValueError(
@@ -198,7 +198,7 @@ _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 @functools.cache
 def check_of(form: Any) -> Callable[[Any], bool]:
-    """Return what tells whether plain data is of a type; tuples and lists are the same to it."""
+    """Return a function that checks the type of plain data; tuples and lists are equal to it."""
     origin, inner = typing.get_origin(form), typing.get_args(form)
     if form is None or form is types.NoneType:
         return lambda value: value is None
@@ -257,7 +257,7 @@ def _fields_of(
 
 
 def _wrong(name: str, value: Any, form: Any, shown: Any) -> str:
-    """Describe in a sentence what is wrong; of several fields the first one."""
+    """Describe in a sentence what is wrong; of several wrong fields the first."""
     if isinstance(value, Spec):
         for field, hint in _hints(form).items():
             if not check_of(hint)(getattr(value, field)):

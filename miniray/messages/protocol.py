@@ -9,7 +9,7 @@ call each other (``PEER_*``), the latter straight over a socket or wrapped in
 NODE_RELAY when they are on different nodes.
 
 Functions, classes and packages travel whole, or in pieces if large: a call or a heartbeat behind a
-piece waits for that alone. Under a content's name there is the content, or how many pieces it has.
+piece waits for that piece only. Under a content's name is the content, or its number of pieces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Bytes of one request or notice to the head. gRPC would refuse a message above its own limit
-#: (``security/channels.py``), with room for what is around the request.
+#: (``security/channels.py``), which leaves space for the envelope.
 MAX_HEAD_REQUEST = 63 << 20
 
 # --- values ----------------------------------------------------------------------
@@ -78,8 +78,8 @@ PEER_CANCEL = 37
 PEER_STREAM = 38
 #: caller → executor: (kind, call, consumed): backpressure; -1 closes the stream
 PEER_STREAM_ACK = 39
-#: borrower → owner: (kind, [(object_id, payload or None)]): tell me the values when they are there;
-#: with the payload of one that is gone from shared memory, another one
+#: borrower → owner: (kind, [(object_id, payload or None)]): send the values when they are there;
+#: with the payload of one that is gone from shared memory, replace it
 PEER_WANT = 40
 #: owner → borrower: (kind, [(object_id, value)])
 PEER_VALUE = 41
@@ -96,12 +96,12 @@ PEER_LEASE_END = 46
 #: borrower → owner: (kind, object id, force, recursive): cancel the call that makes it
 PEER_CANCEL_MAKER = 48
 
-#: receiver of relayed messages → their sender: (kind, bytes taken): room for more
+#: receiver of relayed messages → their sender: (kind, bytes taken): credits for more
 PEER_CREDIT = 63
 
 # --- what a call makes (``stream`` of PEER_CALL), if not as many results as it has ids:
 # as many items as may wait unread (-1: any number), or these
-STREAM_AGAIN = -2  # the first items of a stream, made once more as so many results
+STREAM_AGAIN = -2  # the first items of a stream, made once more as that many results
 
 # --- how a call ended (PEER_REPLY status) ------------------------------------------
 STATUS_OK = 0  # values: one per return id
@@ -116,7 +116,7 @@ _WHOLE, _IN_PIECES = b"\0", b"\1"
 
 
 def split(name: bytes, content: bytes, piece: int = PIECE) -> Iterator[tuple[bytes, bytes]]:
-    """Yield name and bytes of each part; that of ``name`` is the last, as it tells of the rest."""
+    """Yield name and bytes of each part; that of ``name`` is the last, as it lists the others."""
     if len(content) <= piece:
         yield name, _WHOLE + content
         return

@@ -1,4 +1,4 @@
-"""Values and errors as they travel: those of calls, of daemons and of the head."""
+"""Values and errors as they travel between processes, daemons and the head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from miniray.messages.protocol import VALUE_ERROR, VALUE_PICKLE, VALUE_SHARED
 if TYPE_CHECKING:
     from miniray.common.task_error import TaskError
 
-#: Bytes of an error that travels: what it says of bad data must not be as large as that data.
+#: Most bytes of an error that travels: a report of bad data must not be as large as the data.
 _LARGEST = 1 << 20
 
 
@@ -85,9 +85,9 @@ Value = tuple[int, Any, "tuple[tuple[bytes, bytes], ...]"]
 #: node of its owner, whose daemon knows where it is, and its size in bytes. It never changes.
 Location = tuple[bytes, int, bytes, int]
 
-#: An empty value, for a message that needs one although nobody reads it.
+#: An empty value, for a message that needs one although it is not read.
 NOTHING: Value = (VALUE_PICKLE, b"", ())
-#: The value of refs that only tell when something has happened.
+#: The value of refs that only signal that something has happened.
 TRUE: Value = (VALUE_PICKLE, pickle.dumps(True, 5), ())
 
 
@@ -114,7 +114,7 @@ def location_of(value: Value) -> Location:
 
 
 def key_of(value: Value) -> tuple[bytes, int, bytes]:
-    """Return the name of a value in shared memory: all of its location but the size."""
+    """Return the name of a value in shared memory: its location without the size."""
     node, segment, home, _ = location_of(value)
     return node, segment, home
 

@@ -1,1 +1,1 @@
-"""What a process knows of values: references, shared memory, waiting."""
+"""Values in one process: references, shared memory, waiting."""

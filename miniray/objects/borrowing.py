@@ -43,7 +43,7 @@ class Borrowing:
     #: The processes that it talks to.
     peers: PeerTable
     #: Owner's side: makes a lost value, given by the object's id and the value's payload, once
-    #: more, or tells why that cannot be done.
+    #: more, or returns why that cannot be done.
     recover: Callable[[bytes, Any], str | None]
 
     def __post_init__(self) -> None:
@@ -57,9 +57,9 @@ class Borrowing:
         self._deferred: collections.deque[tuple[int, Callable[[], object]]] = collections.deque()
         # Reentrant: a garbage collection may run user code, which may use refs, anywhere.
         self._lock = threading.RLock()
-        #: Owners whose daemon was asked again after they ended.
+        #: Owners whose daemon got the requests again after they ended.
         self._asked_again: set[bytes] = set()
-        #: Values asked for and not yet there, by owner.
+        #: Values requested and not yet received, by owner.
         self._asked: dict[bytes, set[bytes]] = {}
 
     # --- borrower's side -----------------------------------------------------------
@@ -101,7 +101,7 @@ class Borrowing:
             self.peers.get(node, owner).send((p.PEER_BORROW, number, held))
 
     def report_for(self, peer: Peer, borrowed: Iterable[tuple[bytes, bytes]]) -> None:
-        """Tell the owners of refs that a call's executor has kept of its arguments.
+        """Register the refs that a call's executor kept of its arguments with their owners.
 
         What protects them here (this process's own borrow, or the call that it runs itself)
         may end once that is acknowledged.
@@ -144,7 +144,7 @@ class Borrowing:
         action()
 
     def unborrow(self, id: bytes, owner_node: bytes) -> None:
-        """Tell the owner of an object that its last ref here went away."""
+        """Notify the owner of an object that its last ref here went away."""
         if not owner_node:
             return
 
@@ -154,7 +154,7 @@ class Borrowing:
         self.defer(tell)
 
     def want(self, entries: Iterable[Entry]) -> None:
-        """Ask the owners for values; answers arrive as values of the entries."""
+        """Request values from their owners; answers arrive as values of the entries."""
         by_owner: dict[tuple[bytes, bytes], list[bytes]] = {}
         for entry in entries:
             if not entry.wanted and not self.table.is_owned(entry.id):
@@ -165,12 +165,12 @@ class Borrowing:
             self.peers.get(node, owner).send(_want(ids))
 
     def _note_asked(self, owner: bytes, ids: list[bytes]) -> None:
-        # Before the peer is looked up: one that is lost from then on asks for these again.
+        # Before the peer is looked up: if it is lost from then on, these are requested again.
         with self._lock:
             self._asked.setdefault(owner, set()).update(ids)
 
     def lost(self, entry: Entry, value: Value) -> None:
-        """Ask the owner for another value: this one is gone from shared memory."""
+        """Request another value from the owner: this one is gone from shared memory."""
         owner = owner_of(entry.id)
         with self.table.lock:
             if entry.value is not value:
@@ -182,7 +182,7 @@ class Borrowing:
         peer.send((p.PEER_WANT, [(entry.id, payload_of(value))]))
 
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_VALUE: take values that were asked for."""
+        """PEER_VALUE: take values that were requested."""
         _, values = message
         self._asked_again.discard(peer.process_id)
         with self._lock:
@@ -196,7 +196,7 @@ class Borrowing:
             self.table.set_value(id, value, self.hold(contained) if contained else None)
 
     def on_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """PEER_ACK: run what waits for a registration that is counted now."""
+        """PEER_ACK: run the actions that wait for a registration that is counted now."""
         _, number = message
         self._asked_again.discard(peer.process_id)
         self._answered(number)
@@ -213,15 +213,15 @@ class Borrowing:
             action()
 
     def peer_lost(self, peer: Peer) -> None:
-        """Ask the daemon of a process that is gone what was asked of the process.
+        """Send the open requests to a process that is gone to its daemon.
 
-        At a planned exit it has left what it owned to that daemon, so everything open is asked
+        At a planned exit it has left what it owned to that daemon, so everything open is requested
         there once more, through the relay, before it fails.
         """
         owner = peer.process_id
         if not peer.direct:
-            # What was asked through the relay may still have gone to the process itself,
-            # in its last moments: the daemon is asked once more when it is surely gone.
+            # A request through the relay may still have gone to the process itself,
+            # in its last moments: it is sent to the daemon again when that is surely gone.
             if owner in self._asked_again:
                 self._asked_again.discard(owner)
                 self._lost_with(peer)
@@ -242,12 +242,12 @@ class Borrowing:
             self.peers.get(peer.node_id, owner).send(message)
 
     def _lost_with(self, peer: Peer) -> None:
-        """Fail what was asked of a process; its node is known, if nothing else."""
+        """Fail the requests to a process of which only the node may be known."""
         owner, node = peer.process_id, peer.node_id
         self.owner_lost(owner, peer.was or f"process {owner.hex()} on node {node.hex()[:8]}")
 
     def owner_lost(self, owner: bytes, was: str = "") -> None:
-        """Fail what was asked of an owner that is gone; ``was`` says what it was."""
+        """Fail the requests to an owner that is gone; ``was`` says what it was."""
         for number, (who, _, _) in list(self._open.items()):
             if who == owner:
                 self._answered(number)
@@ -298,7 +298,7 @@ class Borrowing:
 
     def _count(self, id: bytes, borrower: bytes, node: bytes) -> None:
         if self.table.borrow(id, borrower):
-            # Being connected to it, or its daemon, tells when it ends.
+            # The connection to it, or its daemon, reports its end.
             self.peers.get(node, borrower)
 
     def on_unborrow(self, peer: Peer, message: tuple[Any, ...]) -> None:

@@ -42,13 +42,13 @@ class StreamState:
     The consumer may be a thread that waits or an event loop; both are woken by callbacks.
     """
 
-    #: By which the call can be cancelled.
+    #: Names the call, for ``cancel``.
     id: bytes
     #: The objects of this process.
     table: ObjectTable
-    #: Tells the executor how many items were taken, which is its backpressure.
+    #: Reports to the executor how many items were taken: its backpressure.
     on_consumed: Callable[[int], None]
-    #: Tells it that nobody reads on.
+    #: Reports to the executor that the consumer stopped reading.
     on_abandoned: Callable[[], None]
     #: How many items may wait unread before the executor pauses; -1: any number.
     limit: int
@@ -70,7 +70,7 @@ class StreamState:
         #: What ``wait`` waits for: one ref until there is something to take, held by its waiters.
         self._next: weakref.ref[ObjectRef[Any]] | None = None
         self._completed: ObjectRef[Any] | None = None
-        #: What ended the call, if that was an error.
+        #: The error that ended the call, if one did.
         self._error: Value | None = None
 
     # --- the executor's side -----------------------------------------------------------

@@ -1,9 +1,9 @@
 """The objects that this process knows: their values, waiters, local refs and borrowers.
 
-Pure bookkeeping: what must be told to others comes out as calls of ``Outside``.
+Pure bookkeeping: what other processes must receive comes out as calls of ``Outside``.
 The rules: the process that created an object owns it. It keeps
 the value while a ref lives in this process, a call in flight uses it, a value that
-lives contains it, or another process has borrowed it. A borrower tells the owner
+lives contains it, or another process has borrowed it. A borrower notifies the owner
 when its last ref goes.
 """
 
@@ -37,12 +37,12 @@ class ValueFetch:
         #: Names the request, so that it can be withdrawn.
         self.number = number
         self._withdraw = withdraw
-        #: It is here, or has failed, which `get` will tell.
+        #: The value is here, or the fetch has failed: `get` will raise the error.
         self.done = done
         self.waiters: list[Callable[[Entry], None]] = []
 
     def cancel(self) -> None:
-        """Stop it: the last ref is gone."""
+        """Stop the fetch: the last ref is gone."""
         if not self.done:
             self.done = True
             self.waiters = []
@@ -72,7 +72,7 @@ class Entry:
     #: Where it was put, or what made it; not there where that is not recorded: one more store
     #: for every entry would show in the time of a put.
     made: CallSite
-    #: Owner's side: somebody has asked for the value, or was given it; not there otherwise. It
+    #: Owner's side: the value was requested, or sent to a reader; not there otherwise. It
     #: matters for errors only.
     seen: bool
     #: Other nodes to which calls of this process have brought the value; not there otherwise.
@@ -92,33 +92,33 @@ class Entry:
         #: Owner's side: how often each process has borrowed it. A count may be negative
         #: for a moment, when a release overtakes the borrow that a third process reports.
         self.borrowers: dict[bytes, int] | None = None
-        #: Borrower's side: the owner knows (or is being told) that this process holds it.
+        #: Borrower's side: registered with the owner, or the registration is on its way.
         self.registered = False
-        #: Borrower's side: the owner was asked for the value.
+        #: Borrower's side: the value was requested from the owner.
         self.wanted = False
         #: Owner's side: what made the value is remembered (``lineage.py``).
         self.kept = False
-        #: Its way to this node, if the value is on another and `wait` has asked for it.
+        #: Its fetch to this node, if the value is on another and `wait` has requested it.
         self.fetch: ValueFetch | None = None
 
 
 class Outside(Protocol):
-    """What the table asks of the rest of the process. Called without the table's lock."""
+    """What the table needs from the rest of the process. Called without the table's lock."""
 
     def free_shared(self, value: Value) -> None:
         """Free a value of this owner in shared memory."""
 
     def unborrow(self, id: bytes, owner_node: bytes) -> None:
-        """Tell the owner that the last ref of a borrowed object is gone."""
+        """Notify the owner that the last ref of a borrowed object is gone."""
 
     def actor_unreferenced(self, id: bytes) -> None:
-        """Tell the head that the last handle of an actor that this process created is gone."""
+        """Notify the head that the last handle of an actor that this process created is gone."""
 
     def origin_unused(self, id: bytes) -> None:
         """Forget how an object was made, as the object is gone."""
 
     def error_unseen(self, value: Value) -> None:
-        """Report the error that was the value of an object which is gone and which nobody read."""
+        """Report the error that was the value of an object which is gone and was never read."""
 
 
 class ObjectTable:
@@ -220,7 +220,7 @@ class ObjectTable:
         contained: list[ObjectRef[Any]] | None = None,
         made: CallSite | None = None,
     ) -> bool:
-        """Give an object its value and call its waiters; False if nobody holds it any more.
+        """Give an object its value and call its waiters; False if it has no holder any more.
 
         A second value for the same object is ignored (a retried task may answer twice).
         """
@@ -287,7 +287,7 @@ class ObjectTable:
 
     # --- counts ------------------------------------------------------------------
     def pin(self, id: bytes) -> None:
-        """Keep an object for ever: nobody can know when a copy of its ref goes."""
+        """Keep an object for ever: the copies of its ref cannot be counted."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is not None:
@@ -295,7 +295,7 @@ class ObjectTable:
                 self.pickled[id] = self.pickled.get(id, 0) + 1
 
     def drop(self, ids: Iterable[bytes]) -> None:
-        """Count refs that went away, and release objects that nobody holds."""
+        """Count refs that went away, and release objects without a holder."""
         gone: list[Entry] = []
         entries = self._entries
         with self.lock:
@@ -319,7 +319,7 @@ class ObjectTable:
             self._count(entry, borrower, 1)
             if entry.local > 0 or entry.borrowers:
                 return True
-            # This made up for a release that came first, and nobody else holds it.
+            # This made up for a release that came first, and there is no other holder.
             del self._entries[id]
         self._release(entry)
         return True
@@ -354,7 +354,7 @@ class ObjectTable:
             self._release(entry)
 
     def _forget_unreported(self, entry: Entry) -> None:
-        """Drop counts below zero of an object that nobody holds.
+        """Drop counts below zero of an object without a holder.
 
         A process lets go only after it has reported that another one holds the object. If no
         holder is left, the report died with a process.

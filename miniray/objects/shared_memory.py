@@ -1,8 +1,8 @@
 """Large values: written once into memory that the daemon holds, read without a copy.
 
 A segment lies in a memfd of the node daemon. Writers write it through its descriptor or, where
-they have it mapped already, copy into it (``WarmMemory``). What finds no room in memory is
-written to a file, or mapped there. Readers map it copy-on-write, so that no writer can disturb
+they have it mapped already, copy into it (``WarmMemory``). A value that does not fit into memory
+is written to a file, or mapped there. Readers map it copy-on-write, so that no writer can disturb
 another reader. The daemon is notified when the last view in this process is gone. The values that
 were read last, and more than once, stay mapped until they are freed, or memory is short.
 """
@@ -55,8 +55,8 @@ _WRITTEN = 64
 #: Number of a segment on this node, its form, and where it begins in the file to be mapped.
 _Got = tuple[int, int, int]
 Block = ctypes.Array[ctypes.c_char]
-#: The form of a value, and its memory. It stays mapped as long as somebody looks at it: a value
-#: that only refs hold may leave memory.
+#: The form of a value, and its memory. It stays mapped as long as a view of it lives: a
+#: value that only refs hold may leave memory.
 Mapped = tuple[int, Block]
 
 
@@ -93,7 +93,7 @@ class WarmMemory:
                         self._blocks.move_to_end(memory)
                 _copy(block, pieces)
                 return
-            # Another thread has just unmapped it to make room.
+            # Another thread has just unmapped it to free memory.
             _, fd = self._link.node_request("memory", (memory,))
             try:
                 write_all(fd, pieces)
@@ -152,16 +152,16 @@ class SharedMemory:
 
     link: NodeLink
     node_id: bytes
-    #: What is on its way to this node for this process.
+    #: The fetches of values to this node for this process.
     fetches: ValueFetches
-    #: Lets go of all that this process needs no more.
+    #: Releases everything that this process no longer needs.
     make_room: Callable[[], object]
 
     def __post_init__(self) -> None:
         tunables = config()
         #: Bytes up to which a value is put into no shared memory, and no record made of where.
         self.plain_limit = -1 if tunables.record_call_sites else tunables.inline_limit
-        #: When a writer may look again for what this process needs no more.
+        #: When a writer may look again for garbage of this process.
         self._look_again_at = 0.0
         #: Segments whose last view went away; reported in batches.
         self.unmapped: collections.deque[int] = collections.deque()
@@ -170,7 +170,7 @@ class SharedMemory:
         self.warm = WarmMemory(self.link)
         # Reentrant: a garbage collection may run user code, which may get, in any section.
         self._lock = threading.RLock()
-        #: What is mapped now and others of this process may read too, as nobody can change it.
+        #: What is mapped now. Other readers of this process share it, as it cannot be changed.
         self._live: dict[Location, tuple[int, weakref.ref[Block]]] = {}
         #: What stays mapped, with the number of its segment on this node; and what was read once.
         self._kept: collections.OrderedDict[Location, tuple[int, Block]] = collections.OrderedDict()
@@ -187,7 +187,7 @@ class SharedMemory:
             made: Where in user code it was made, for reports.
 
         Raises:
-            ObjectStoreFullError: the store has no room for it.
+            ObjectStoreFullError: the store has no memory for it.
         """
         (segment, memory), fd = self._request(
             "create_segment",
@@ -213,7 +213,7 @@ class SharedMemory:
         undo: Callable[[Any], None],
         timeout: float | None = None,
     ) -> Any:
-        """Ask the daemon for memory; once more if it has none, when all that is unused is back."""
+        """Request memory from the daemon; if it has none, return what is unused and retry once."""
         deadline = deadline_of(timeout)
         self._before_request()
         try:
@@ -250,7 +250,7 @@ class SharedMemory:
         self._discard(segment)
 
     def _discard(self, segment: int) -> None:
-        """Free a segment of this node that does not get its value."""
+        """Free a segment of this node that was not filled."""
         self.link.node_notice("discard_segment", segment)
 
     # --- reading -----------------------------------------------------------------
@@ -271,7 +271,7 @@ class SharedMemory:
 
         Raises:
             ObjectLostError: its node, or the segment, is gone.
-            ObjectStoreFullError: there is no room for it on this node.
+            ObjectStoreFullError: this node has no memory for it.
             TimeoutError: it was not here within ``timeout`` seconds.
         """
         return self.mapped(location) or self._map(location, timeout)
@@ -342,7 +342,7 @@ class SharedMemory:
         if location is not None:
             self._live.pop(location, None)
         self.unmapped.append(segment)
-        # An id that nobody has makes the runtime look at its queues, and so report.
+        # An id that no ref has makes the runtime look at its queues, and so report.
         hooks.dropped.append(b"")
         hooks.call()
 
@@ -355,7 +355,7 @@ class SharedMemory:
                 if len(self._read) > _REMEMBERED:
                     self._read.popitem(last=False)
                 return
-            if self._is_short:  # the daemon said so after it had mapped this: it asks only once
+            if self._is_short:  # the daemon notified once, after it had mapped this
                 return
             self._kept[key] = (segment, block)
             if len(self._kept) > _KEPT:
@@ -363,7 +363,7 @@ class SharedMemory:
                 old.append(dropped)
 
     def on_freed(self, segment: int) -> None:
-        """Keep a segment of this number on this node no longer: it was freed."""
+        """Drop the mapping of this segment of this node: it was freed."""
         with self._lock:
             keys = [key for key, (number, _) in self._kept.items() if number == segment]
             dropped = [self._kept.pop(key) for key in keys]
@@ -371,7 +371,7 @@ class SharedMemory:
         self.report_unmapped()
 
     def on_short(self) -> None:
-        """Keep nothing that is not in use: the store has no memory left.
+        """Unmap everything that is not in use: the store has no memory left.
 
         Garbage is looked for before the next request, not amid whatever this thread does now.
         """
@@ -386,15 +386,15 @@ class SharedMemory:
         del kept  # not in the section: its end is reported
 
     def before_fork(self) -> None:
-        """Tell the daemon that a child is about to have all mappings of this process.
+        """Notify the daemon that a child is about to have all mappings of this process.
 
-        The memory under them is never used again, as nobody knows when the child unmaps it. What
+        The memory under them is never used again, as the child does not report its unmaps. What
         this process unmaps later is reported on the same connection, so the daemon reads it later.
         """
         self.link.node_notice("forked")
 
     def report_unmapped(self) -> None:
-        """Tell the daemon which segments this process reads no more."""
+        """Report to the daemon which segments this process no longer reads."""
         if not self.unmapped:
             return
         gone = []
@@ -404,7 +404,7 @@ class SharedMemory:
         self.link.node_notice("unmapped", gone)
 
     def close(self) -> None:
-        """Unmap what nobody looks at."""
+        """Unmap what has no view."""
         self.warm.close()
         self._drop_kept()
         self.report_unmapped()

@@ -1,8 +1,8 @@
-"""Results that were not read: errors that were never asked for, and values of killed workers.
+"""Results that were not read: errors that no ``get`` requested, and values of killed workers.
 
-Errors: the object table knows which were not seen; here it is decided which are worth a message,
-and that a thousand failures of one kind are not a thousand messages. Values: a worker writes a
-large result and then tells its owner; if it is killed between the two, nobody else knows of it.
+Errors: the object table records which were not seen; this module decides which to print, so that
+a thousand failures of one kind are not a thousand messages. Values: a worker writes a large result
+and then notifies its owner; if it is killed between the two, only the daemon has a record of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which an error that was told, or raised, stands for others of its kind.
+#: Seconds for which an error that was printed, or raised, stands for others of its kind.
 WINDOW = 10.0
 #: Errors that wait to be looked at; of further ones only the number is reported.
 MOST_WAITING = 20
@@ -44,7 +44,7 @@ _Kind = tuple[str, type[BaseException]]
 
 @dataclasses.dataclass(eq=False, repr=False)
 class UnseenErrors:
-    """Tells errors that were dropped unread."""
+    """Prints errors that were dropped unread."""
 
     #: Runs a function in a thread in which user code may run: unpickling an error does.
     later: Callable[[Callable[[], None]], object]
@@ -57,7 +57,7 @@ class UnseenErrors:
         self._skipped = 0
 
     def raised(self, error: BaseException) -> None:
-        """Note that user code gets an error: others of its kind need not be told for a while."""
+        """Record that user code gets an error: others of its kind are not printed for a while."""
         kind = _kind_of(error)
         if kind is not None:
             self._is_known(kind)
@@ -103,7 +103,7 @@ class UnseenErrors:
 
 
 def _kind_of(error: BaseException) -> _Kind | None:
-    """Return what failed and how; None for ends that somebody has asked for, as by ``cancel``."""
+    """Return what failed and how; None for ends that were requested, as by ``cancel``."""
     if isinstance(error, TaskError):
         cancelled = isinstance(error.cause, TaskCancelledError)
         return None if cancelled else (error.function_name, type(error.cause))
@@ -115,7 +115,7 @@ def _kind_of(error: BaseException) -> _Kind | None:
 
 
 class UnclaimedResults:
-    """Frees them, when a daemon has listed what was written.
+    """Frees unclaimed results, when a daemon has listed what was written.
 
     Used in the I/O thread only.
     """
@@ -128,7 +128,7 @@ class UnclaimedResults:
         self._early: dict[bytes, tuple[bytes, Sequence[int]]] = {}
 
     def on_list(self, writer: bytes, node_id: bytes, segments: Sequence[int]) -> None:
-        """Free what is unknown here of what a daemon has for this process.
+        """Free the segments that a daemon has for this process, but that are unknown here.
 
         Args:
             writer: The process that was killed; empty if messages of the node were lost.

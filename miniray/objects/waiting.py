@@ -1,6 +1,6 @@
 """Waiting for objects: for several at once from a thread, or for one in an event loop.
 
-Values of other nodes are fetched, for a `wait` that tells when they are here, and ahead of their
+Values of other nodes are fetched, for a `wait` that returns when they are here, and ahead of their
 use. The daemon copies; ``ValueFetches`` is what this process waits for.
 """
 
@@ -64,7 +64,7 @@ class ValueFetches:
         value = entry.value
         if value is None:
             return False
-        form, _, _ = value  # `wait` asks this of each of many refs
+        form, _, _ = value  # `wait` checks this for each of many refs
         if form != VALUE_SHARED or not self.is_remote(value):
             return True
         fetch = entry.fetch
@@ -159,14 +159,14 @@ class ValueFetches:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Waits:
-    """How this process waits."""
+    """Waits of this process for values."""
 
     #: What brings the values.
     loop: IOLoop
     table: ObjectTable
-    #: Asks the owners of values.
+    #: Requests values from their owners.
     borrowing: Borrowing
-    #: Runs the wait itself; tells the node when it takes long.
+    #: Runs the wait itself; notifies the node when it takes long.
     block: Block
 
     def __post_init__(self) -> None:
@@ -323,7 +323,7 @@ class Waits:
 
 
 def plain_wait(wait: Wait, timeout: float | None) -> bool:
-    """Wait in a process whose CPU nobody else needs meanwhile."""
+    """Wait without lending this process's CPU to others."""
     return wait(timeout)
 
 

@@ -1,4 +1,4 @@
-"""Functions, classes and methods as callers know them: what is registered, which arguments fit.
+"""Functions, classes and methods at the caller: what is registered, which arguments fit.
 
 Calls are checked where they are made, so that a mistake is an error at ``.remote()`` and not in a
 worker. A signature travels with every actor handle; annotations and default values stay behind.

@@ -114,7 +114,7 @@ _SAMPLE, _LEVELS = 20, 3
 
 
 def _is_data(value: Any, levels: int = _LEVELS) -> bool:
-    """Return whether a value is nothing but data, and no object that refers to some."""
+    """Return whether a value is plain data, not an object that refers to data."""
     kind = type(value)
     if isinstance(value, _PLAIN) or hasattr(kind, "__array__"):
         return True
@@ -125,7 +125,7 @@ def _is_data(value: Any, levels: int = _LEVELS) -> bool:
     return isinstance(value, Sized) and not hasattr(value, "__dict__")  # a table of a library's
 
 
-#: Those that hold nothing but their items.
+#: Types of plain data that hold only their items.
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset, collections.deque))
 #: Share of the whole from which on a part alone is named.
 _MOST = 0.8
@@ -155,7 +155,7 @@ def _innermost(part: Part, whole: Any, size: int, depth: int) -> str:
 
 
 def _parts(value: Any) -> list[Part]:
-    """Return the parts that are worth a look: not those of plain data."""
+    """Return the parts that are worth a look: plain data has none."""
     if _is_data(value) or (type(value) in _CONTAINERS and len(value) > _FEW):
         return []
     return parts_of(value)

@@ -116,11 +116,11 @@ _mapped: dict[int, tuple[_Reference, int, int, int, Callable[[], Any] | None]] =
 def unmap(reference: _Reference) -> None:
     """Unmap a block: it and all views of it are gone.
 
-    Nothing comes of it if a signal's handler raises before the step has begun, since Python ignores
-    that here: then ``unmap_again`` is to be called.
+    If a signal's handler raises before the step has begun, Python ignores that, and the block stays
+    mapped: call ``unmap_again`` then.
     """
     if sys.is_finalizing():
-        return  # all of it goes with this process
+        return  # the memory goes with this process
     interrupts = Interrupts.begin()
     try:
         mapped = _mapped.pop(id(reference), None)
@@ -164,7 +164,7 @@ def bytes_of(source: memoryview) -> bytes:
     """Copy a buffer. Other threads go on while a large one is copied.
 
     Pages of memory that was just allocated cost several times what copying into them does, so
-    the kernel is asked for large ones.
+    large ones are requested from the kernel.
     """
     size = source.nbytes
     if size < _LONG:

@@ -1,10 +1,10 @@
 """The class that pickles code and values: cloudpickle's, with more for tracebacks and arrays.
 
-None of the libraries is imported for it.
+It imports none of the libraries.
 
 - Arrays of NumPy that have gaps between their elements are made contiguous: NumPy would copy them
-  into the pickle. Left to NumPy are objects, subclasses, and dates, which it gives to nobody as a
-  buffer: pandas takes a column of dates that cannot be written to for an error of its own.
+  into the pickle. NumPy pickles objects, subclasses and dates by itself; it offers
+  no buffer of dates: pandas takes a read-only column of dates for an error of its own.
 - Arrays of Arrow that are parts of larger ones are pickled without the rest. Arrow pickles the
   buffers of an array whole, so each slice of a table would take as much memory as the table.
 - Tensors of PyTorch on the CPU are buffers beside the pickle, in the order in which their elements
@@ -176,7 +176,7 @@ thread = _Thread()
 
 
 def pickler() -> type[cloudpickle.Pickler]:
-    """Return a pickler class that knows those of NumPy, torch and Arrow that are imported."""
+    """Return a pickler class for those of NumPy, torch and Arrow that are imported."""
     loaded = sys.modules.get
     # A module that is being imported may not have its class yet.
     return pickler_for(
@@ -223,7 +223,7 @@ def _reduce_array(array: Any) -> Any:
 
 
 def _classes_of(lib: Any) -> list[type]:
-    """Return the classes of arrays in ``pyarrow.lib``; those of users may have reducers."""
+    """Return the classes of arrays in ``pyarrow.lib``; subclasses of users may have reducers."""
     found: list[type] = []
     pending = [lib.Array]
     while pending:
@@ -269,7 +269,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Return whether a tensor is its elements in memory and nothing else."""
+    """Return whether a tensor is only its elements in memory."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is _strided()

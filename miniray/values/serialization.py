@@ -7,7 +7,7 @@ The packed form, in messages and in shared memory alike::
 
 Buffers begin at multiples of 64 bytes, those under 1 KiB at multiples of 16. Reading makes no
 copy: NumPy arrays and the like are read-only views of the block. Refs inside a value are
-collected while it is pickled, so that whoever keeps the bytes can keep the refs alive.
+collected while it is pickled, so that the holder of the bytes can keep the refs alive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _PLAIN_LIMIT = 64 * 1024
 #: How deep the search looks. Each level pickles again what is at fault.
 _DEPTH = 50
-#: Whose frames are those of a pickler.
+#: Modules whose frames belong to a pickler.
 _PICKLERS = ("cloudpickle", "copyreg", "miniray", "pickle")
 
 
@@ -84,7 +84,7 @@ class Serialized:
         return b"".join(self.pieces())
 
     def value(self) -> Value:
-        """Return it as a value that travels inside a message."""
+        """Return the pickle as a value that travels inside a message."""
         refs = tuple([(ref.binary(), ref._owner_node) for ref in self.refs])
         return self.form, self.payload(), refs
 
@@ -178,7 +178,7 @@ class _Parts:
 
 
 def pickled(value: Any) -> Serialized:
-    """Pickle a value; what keeps the result keeps its refs alive, nothing else does.
+    """Pickle a value; only the result keeps its refs alive.
 
     Raises:
         Exception: Whatever pickling raises.
@@ -277,7 +277,7 @@ def explain(
     Args:
         value: What cannot be pickled.
         error: What pickling it raised.
-        name: What the value is to the user; empty: its type is all that is known.
+        name: What the value is to the user; empty: only its type is known.
         inside: What it is sent to.
     """
     path = _find(value, "", _DEPTH, set())
@@ -295,7 +295,7 @@ def explain(
 def _cause_to_show(error: BaseException) -> BaseException | None:
     """Return what pickling raised, if it came out of the user's code, as a ``__reduce__``.
 
-    What the pickler itself raised is in the text of ``explain``: its frames tell a user nothing.
+    What the pickler itself raised is in the text of ``explain``: users have no use for its frames.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = frames[-1].f_globals.get("__name__", "") if frames else ""
@@ -306,7 +306,7 @@ def _pass_interruption(value: object, error: Exception) -> None:
     """Raise what pickling a value raised again, if it is no fault of the value.
 
     One that can be pickled was interrupted by a signal whose handler raised, as that of a time
-    limit does. The handler's error is the caller's, and says nothing of the value.
+    limit does. The handler's error is the caller's, not the value's.
     """
     if not _fails(value):
         raise error
@@ -354,7 +354,7 @@ def _error_of(value: object) -> Exception | None:
     try:
         # Not by cloudpickle alone: refs in it would be kept to the end of the process.
         pickled(value)
-    except Exception as error:  # noqa: BLE001 - any failure to pickle is what is asked for
+    except Exception as error:  # noqa: BLE001 - any failure to pickle counts
         return error
     return None
 

@@ -16,9 +16,9 @@ cost two switches between threads of one process, each with a turn of the interp
 of the time of a call. So the sockets are in an epoll of their own, which one thread at a time
 watches:
 
-1. The I/O thread does, as long as nobody waits. It also runs timers.
-2. A thread that waits in ``Gate.wait`` takes over (``IOLoop.serve``): it tells the I/O thread to
-   stop watching (one system call, which wakes nobody), reads and handles messages itself until its
+1. The I/O thread does, as long as no thread waits. It also runs timers.
+2. A thread that waits in ``Gate.wait`` takes over (``IOLoop.serve``): it stops the I/O thread's
+   watch (one system call, which wakes no thread), reads and handles messages itself until its
    gate is open, and gives the sockets back. A second thread that waits meanwhile just sleeps.
 3. The event loop of an asyncio actor does as in 2 for as long as it waits
    (``worker/actor_modes.py``).
@@ -39,9 +39,9 @@ rules:
   ``Interrupts.begin`` ... ``end``. A signal that comes in a step is remembered, and its handler
   runs when the step is over. Making a call is a step; so are sending a message, freeing a value,
   and handling a message (the step of ``IOLoop.serve``).
-- A wait is where handlers do run within a step (``Interrupts.release``): nothing is half done
-  there, and Ctrl-C must end it. What raises there leaves ``Gate.wait``; whoever waits has to undo
-  what it asked for (``undo`` of ``NodeLink.node_request``).
+- A wait is where handlers do run within a step (``Interrupts.release``): the state is consistent
+  there, and Ctrl-C must end it. What raises there leaves ``Gate.wait``; the caller has to undo
+  what it requested (``undo`` of ``NodeLink.node_request``).
 - A handler may itself make calls and wait: the wait that it interrupts goes on after it
   (``IOLoop.serve`` within ``serve``).
 - What Python calls by itself, a ``__del__`` or the callback of a weak reference, swallows

@@ -1,7 +1,7 @@
 """Connections over Unix sockets: how two processes of one machine exchange frames.
 
-Each end proves itself before a frame is read. This module moves frames; it does not know
-what they mean.
+Each end proves itself before a frame is read. This module moves frames; their meaning is the
+business of its callers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A write failed because the other end is gone: the loop reads what it still said, then its end.
+#: A write failed because the other end is gone: the loop reads what it still sent, then its end.
 _HUNG_UP = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 
 #: Frames posted within this many seconds of each other are written together ...
@@ -114,12 +114,12 @@ class Connection:
             server: Whether this end was dialled.
         """
         sock.setblocking(False)
-        # Room for a few large frames, so that their writer need not wait for the reader's turns.
+        # Holds a few large frames, so that their writer need not wait for the reader's turns.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_ROOM)
         self._sock = sock
         self._endpoint = endpoint
         self._poller = poller = endpoint.poller
-        #: For the user of the connection: what it knows of the other end.
+        #: For the user of the connection: its record of the other end.
         self.peer: Any = None
         # Reentrant, as is `_write`: a garbage collection may run user code anywhere, and
         # that may send on this very connection.
@@ -146,7 +146,7 @@ class Connection:
             with contextlib.suppress(OSError):  # it hung up already: that is read next
                 self._sock.send(challenge.greeting)  # an empty socket takes these few bytes
         else:
-            # No deadline: the kernel has told who listens, and user code there may keep
+            # No deadline: the kernel has shown who listens, and user code there may keep
             # its I/O thread from answering for minutes. Its end closes the socket.
             self._challenge = ClientChallenge(endpoint.key)
         poller.add(sock.fileno(), self._on_readable)
@@ -387,7 +387,7 @@ class Connection:
             with contextlib.suppress(OSError):
                 if reply:
                     self._sock.send(reply)
-            # A client's frames may follow its own proof: the kernel has told whose
+            # A client's frames may follow its own proof: the kernel has shown whose
             # process listens, and replies are read only after the server's proof.
             if not self._ready and (done or reply):
                 self._ready = True
@@ -444,7 +444,7 @@ class Connection:
             writable.poll(left * 1000)
 
     def end_writing(self) -> None:
-        """Tell the other end that nothing more comes; what it sends is still handled."""
+        """Close the sending side; what the other end sends is still handled."""
         with self._lock, contextlib.suppress(OSError):  # it has hung up already
             if not self._closed:
                 self._sock.shutdown(socket.SHUT_WR)
@@ -493,7 +493,7 @@ class Connection:
         self._endpoint.on_close(self)
 
     def abandon(self) -> None:
-        """Close the descriptors, for a forked child: nothing is sent."""
+        """Close the descriptors without sending anything, for a forked child."""
         self._closed = True
         self._sock.close()
         self._fds.close()

@@ -46,10 +46,10 @@ _SIGNALS = tuple(
 #: ends no wait: its handler runs after the next one.
 LISTEN = 0.5
 
-#: Those of them whose handlers are looked at in each step; the others in each wait.
+#: Signals whose handlers are looked up in each step; the others in each wait.
 _SIGINT, _SIGALRM = int(signal.SIGINT), int(signal.SIGALRM)
 
-#: Handlers, by signal, that need not be replaced: they ask ``postpone``, or never raise.
+#: Handlers, by signal, that need not be replaced: they call ``postpone``, or never raise.
 _known: dict[int, Handler] = {}
 #: The handlers of those two that were last found, and all that are to be replaced: they seldom
 #: change, and every call begins a step.
@@ -96,7 +96,7 @@ class Interrupts:
         outer = _active
         if outer is not None:
             held = outer.held
-            outer.held = True  # from here on nothing is cut off
+            outer.held = True  # from here on, every step is completed
             outer._around.append(held)
             return outer
         step = _spare
@@ -223,7 +223,7 @@ def postpone(handler: Handler, number: int, frame: FrameType | None) -> bool:
 
 
 def leave_in_place(number: int, handler: Handler) -> None:
-    """Do not replace a handler in steps: it asks ``postpone``, or never raises."""
+    """Do not replace a handler in steps: it calls ``postpone``, or never raises."""
     global _on_sigint
     _known[int(number)] = handler
     _on_sigint = None  # the next step looks
@@ -232,7 +232,7 @@ def leave_in_place(number: int, handler: Handler) -> None:
 def forked() -> None:
     """Forget the steps of the parent's main thread, in a forked child."""
     global _main_thread
-    _main_thread = threading.get_ident()  # whichever forked is the only one
+    _main_thread = threading.get_ident()  # the thread that forked is the only one
     active = _active
     if active is not None:
         active._around.clear()

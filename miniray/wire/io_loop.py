@@ -68,7 +68,7 @@ class IOLoop:
     _nudge_fd = -1
 
     def __init__(self) -> None:
-        #: The sockets, for whoever serves; and what the I/O thread waits for: these and `wake`.
+        #: The sockets, for the thread that serves; and the I/O thread's poll of these and `wake`.
         self._sockets = select.epoll()
         self._sockets_fd = self._sockets.fileno()
         self._all = select.epoll()
@@ -161,7 +161,7 @@ class IOLoop:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._soon.append(callback)
-        if self._in_turn != threading.get_ident():  # else whoever's turn it is looks after it
+        if self._in_turn != threading.get_ident():  # else the thread that has the turn handles it
             self.wake()
 
     def flush_soon(self, connection: Posted) -> None:
@@ -358,7 +358,7 @@ class IOLoop:
             while self._soon:  # one may lead to another
                 self._run_soon()
             self._in_turn = 0
-        if self._serving.acquire(blocking=False):  # for good: nobody serves what is closed
+        if self._serving.acquire(blocking=False):  # for good: what is closed is not served
             self._all.close()
             self._sockets.close()
 
@@ -470,7 +470,7 @@ class Gate:
         sleeping.acquire()
         self._sleeping = sleeping
         try:
-            if self.opened:  # whoever opened it may have looked for a sleeper just before
+            if self.opened:  # the thread that opened it may have looked for a sleeper just before
                 return True
             while True:
                 left = max(0.0, deadline - time.monotonic())

@@ -1,7 +1,7 @@
 """The connection of a driver or worker to the daemon of its node.
 
 Requests to the daemon and, through it, to the head; pushes from both; messages to
-processes of other nodes. What a push means is the business of whoever subscribed.
+processes of other nodes. The meaning of a push is the business of its subscriber.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from miniray.wire.io_loop import IOLoop
 
-    #: Asks, with a method and its arguments, and gives what comes to the last argument.
+    #: Sends a request, a method and its arguments, and gives the answer to the last argument.
     _Asks = Callable[[str, tuple[Any, ...], Callable[[Any, Any, int], None]], None]
 
 #: Seconds that the daemon may take to put a report together, beyond what it waits for others.
@@ -73,7 +73,7 @@ class _Answer:
         self._arrived()
 
     def abandon(self) -> None:
-        """Undo the answer, now or when it comes: nobody takes it."""
+        """Undo the answer, now or when it comes: it will not be taken."""
         with self._lock:
             self._abandoned = True
             if self._here:
@@ -118,7 +118,7 @@ class NodeLink:
             on_lost: Called when the daemon is gone, even before ``begin``.
 
         Raises:
-            OSError: Nobody listens at the socket.
+            OSError: No process listens at the socket.
         """
         self.loop = loop
         self.key = key
@@ -137,7 +137,7 @@ class NodeLink:
         self.lost = False
         #: Why the daemon ends.
         self._reason = "its daemon ended unexpectedly"
-        #: Whether this process ends with its node, which was asked to end.
+        #: Whether this process ends with its node, whose end was requested.
         self.ends_as_asked = False
         self._welcome: dict[str, Any] | None = None
         self._welcomed = threading.Event()
@@ -157,7 +157,7 @@ class NodeLink:
         return self._welcome
 
     def node_stops(self, reason: str, asked: bool) -> None:
-        """Note why the daemon is about to end, and whether it was asked to."""
+        """Record why the daemon is about to end, and whether that was requested."""
         self._reason = reason
         self.ends_as_asked = asked and not self._is_driver
 
@@ -167,17 +167,17 @@ class NodeLink:
         hint = ". The driver can go on with miniray.shutdown() and init()"
         return NodeDiedError(node, self._reason + hint * self._is_driver)
 
-    # --- asking ------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------
     def node_request_async(
         self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
     ) -> None:
-        """Ask the daemon; ``answer(error, result, fd)`` runs in the I/O thread."""
+        """Send the daemon a request; ``answer(error, result, fd)`` runs in the I/O thread."""
         self._ask(answer, p.NODE_REQUEST, method, args)
 
     def head_request_async(
         self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
     ) -> None:
-        """Ask the head; ``answer(error, result, -1)`` runs in the I/O thread."""
+        """Send the head a request; ``answer(error, result, -1)`` runs in the I/O thread."""
         self._ask(answer, p.HEAD_REQUEST, method, _head_body(method, args))
 
     @uncut  # half a message on the socket would end the connection
@@ -201,10 +201,10 @@ class NodeLink:
         timeout: float | None = None,
         undo: Callable[[Any], None] | None = None,
     ) -> tuple[Any, int]:
-        """Ask the daemon and wait: (result, descriptor or -1).
+        """Send the daemon a request and wait: (result, descriptor or -1).
 
         Args:
-            method: What to ask.
+            method: The request's name.
             args: Its arguments.
             timeout: Seconds, None for no limit.
             undo: Called with the result if the wait was given up (Ctrl-C) before it came.
@@ -219,7 +219,7 @@ class NodeLink:
     ) -> tuple[Any, int]:
         """Do as ``node_request`` without blocking the event loop; it can be cancelled.
 
-        ``undo`` is called with the result if nobody takes it.
+        ``undo`` is called with the result if it is not taken.
         """
         return await self._later(self.node_request_async, method, args, undo)
 
@@ -279,13 +279,13 @@ class NodeLink:
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
     ) -> list[tuple[bytes, Any, str]]:
-        """Ask nodes something that ``Questions.answers`` of theirs has (node/relay/questions.py).
+        """Send nodes a question that their ``Questions.answers`` has (node/relay/questions.py).
 
         Args:
             what: The name of the question.
             arguments: Of its handler.
             seconds: That their processes have to answer.
-            nodes: Ids of those that are asked; None: all.
+            nodes: Ids of the nodes; None: all.
 
         Returns:
             Of each its id, the answer, and why there is none (empty if there is one).
@@ -294,7 +294,7 @@ class NodeLink:
         told, _ = self.node_request("ask_nodes", question, seconds + _PATIENCE)
         return [tuple(each) for each in told]
 
-    # --- telling -----------------------------------------------------------------
+    # --- notices -----------------------------------------------------------------
     @uncut
     def node_notice(self, method: str, *args: Any) -> None:
         """Send the daemon a message that needs no answer."""
@@ -309,7 +309,7 @@ class NodeLink:
         """Send messages to a process of another node; ``RelaySender`` makes the batches."""
         self._conn.send((p.NODE_RELAY, node_id, process_id, messages))
 
-    # --- hearing -----------------------------------------------------------------
+    # --- what the daemon sends ---------------------------------------------------
     def begin(
         self,
         on_push: Callable[[str, tuple[Any, ...]], None],

@@ -2,7 +2,7 @@
 
 A peer is addressed by (node id, process id). Connections are made on first use and
 by the process that needs it first; both ends then use it. Losing the connection, or
-word from the daemon that a process is gone, is reported once per peer.
+the daemon's report that a process is gone, is passed on once per peer.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class RelaySender:
                 self._write()
 
     def credit(self, taken: int) -> None:
-        """Widen the window: the receiver has taken so many bytes."""
+        """Widen the window by the bytes that the receiver has taken."""
         with self._lock:
             self._window += taken
             if self._pending and self._window > 0:
@@ -234,7 +234,7 @@ class Peer:
 class PeerTable:
     """All peers of this process, by process id. Thread-safe."""
 
-    #: To the daemon, which relays to other nodes and knows who this process is.
+    #: To the daemon, which relays to other nodes and knows this process's id.
     link: NodeLink
     #: The node of this process.
     node_id: bytes
@@ -273,7 +273,7 @@ class PeerTable:
         return peer
 
     def send_surely(self, node_id: bytes, process_id: bytes, message: tuple[Any, ...]) -> None:
-        """Send what nobody asks for again; what comes too late for a process goes to its daemon."""
+        """Send a message that has no retry; after the peer's exit it goes to its daemon."""
         gone = self.get(node_id, process_id)
         if gone.send(message):
             return
@@ -409,7 +409,7 @@ class PeerTable:
             return [peer for peer in self._peers.values() if peer.node_id == node_id]
 
     def process_died(self, process_id: bytes, what: str = "") -> None:
-        """Lose a process that the daemon says is gone, and was ``what``."""
+        """Lose a process that the daemon reports gone; ``what`` it was."""
         peer = self._peers.get(process_id)
         if peer is not None:
             peer.was = what
@@ -434,7 +434,7 @@ class PeerTable:
 
         Their ends read that nothing more comes, and what they send is handled until they hang up
         too, or end. A connection that is made meanwhile, as to an actor that has just started, is
-        not waited for: its other end has nothing to tell this process, and would keep it open.
+        not waited for: its other end has nothing to send to this process, and would keep it open.
         """
         gate = Gate(self._loop)
 
@@ -456,7 +456,7 @@ class PeerTable:
             conn.close()
 
     def abandon(self) -> None:
-        """Close the descriptors, for a forked child: nothing is sent."""
+        """Close the descriptors without sending anything, for a forked child."""
         self._listener.abandon()
         for conn in self._connections:
             conn.abandon()

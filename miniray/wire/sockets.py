@@ -93,7 +93,7 @@ class Listener:
 
 
 def connect(path: str) -> socket.socket:
-    """Connect to a Unix socket of this user; OSError if nobody listens."""
+    """Connect to a Unix socket of this user; OSError if no process listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(path)
@@ -163,7 +163,7 @@ class SendQueue:
         self.size += len(data)
 
     def write_to(self, sock: socket.socket) -> None:
-        """Write until nothing is left.
+        """Write everything that is queued.
 
         Raises:
             BlockingIOError: The socket is full.
@@ -227,7 +227,7 @@ class LastWords:
         except BlockingIOError:
             return
         except OSError as error:
-            logger.debug("could not tell a process why its connection was closed: %s", error)
+            logger.debug("could not send a process why its connection was closed: %s", error)
             self._data = memoryview(b"")
         if not self._data:
             self._poller.remove(self._sock.fileno())
@@ -272,7 +272,7 @@ class PassedDescriptors:
         return fd
 
     def close(self) -> None:
-        """Close those that nobody took."""
+        """Close the descriptors that were not taken."""
         close_all(fd for fd in self._fds if fd >= 0)
         self._fds.clear()
 

@@ -48,7 +48,7 @@ class ThreadedExecutor(Executor):
         self._queues: dict[str, queue.SimpleQueue[Work | None]] = {}
         self._sizes = {DEFAULT_GROUP: actor.max_concurrency or 1, **actor.concurrency_groups}
         self._group_of = actor.method_groups
-        #: Calls that no thread has taken: whoever takes one out of here answers it.
+        #: Calls that no thread has taken: the thread that takes one out of here answers it.
         self._unbegun: dict[tuple[bytes, int], Work] = {}
 
     def enqueue(self, work: Work) -> None:
@@ -164,8 +164,8 @@ class AsyncExecutor(Executor):
     ) -> None:
         super().__init__(runtime, end, actor)
         limit = ASYNC_CONCURRENCY if actor.max_concurrency is None else actor.max_concurrency
-        #: Arguments are waited for in threads of their own: those of user code may be what gives
-        #: back the memory that they wait for.
+        #: Threads that wait for arguments, apart from those of user code, which may be what gives
+        #: back the memory that the arguments wait for.
         loaders = concurrent.futures.ThreadPoolExecutor(
             _LOADERS, thread_name_prefix="miniray-arguments"
         )
@@ -281,7 +281,7 @@ class AsyncExecutor(Executor):
                 await close()
 
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
-        """Wait in ``get()`` or ``wait()``: it works, and stops all other coroutines meanwhile."""
+        """Wait in ``get()`` or ``wait()``, which stops all other coroutines meanwhile."""
         if self.instance is None:  # the constructor: there are no others
             return super().block(wait, timeout)
         if not self._warned and context.execution.get() is not None:

@@ -1,6 +1,6 @@
 """The calls of one concurrency group of an asyncio actor, as tasks of one event loop.
 
-At most `limit` calls run at once, and those of one caller begin in the order sent.
+At most `limit` calls run at once, and the calls of one caller begin in the order sent.
 What a call does is the executor's business.
 """
 
@@ -33,7 +33,7 @@ _Turn = tuple["asyncio.Future[None] | None", "asyncio.Future[None]"]
 def call_in(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any, **how: Any
 ) -> None:
-    """Call back in an event loop, unless it has ended with its actor, as callers are told."""
+    """Call back in an event loop, unless it has ended with its actor."""
     try:
         loop.call_soon_threadsafe(callback, *args, **how)
     except RuntimeError:
@@ -53,7 +53,7 @@ class CallLoop:
     _answer_error: Callable[[Work, BaseException], None]
     #: How many more calls may run now.
     _free: int
-    #: Threads in which arguments are waited for.
+    #: Threads that wait for arguments.
     _loaders: concurrent.futures.Executor
 
     def __post_init__(self) -> None:
@@ -174,7 +174,7 @@ class CallLoop:
     ) -> None:
         """Run a call that waits for its arguments, or for such a call before it.
 
-        They are waited for in a thread. Calls of one caller begin in the order sent, so those
+        A thread waits for the arguments. Calls of one caller begin in the order sent, so those
         that it sent later wait too; others do not.
         """
         arguments: Loaded | None = None

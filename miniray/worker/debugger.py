@@ -1,7 +1,7 @@
 """``breakpoint()`` in a worker: pdb on a Unix socket, for the terminal of `miniray debug`.
 
-The thread that came to the breakpoint waits until a process of the same user that holds
-the cluster's key asks for it; when that terminal goes away, the program goes on. Finding
+The thread at the breakpoint waits until a process of the same user that holds
+the cluster's key attaches; when that terminal goes away, the program goes on. Finding
 the waiting breakpoints is the command's business (``cli/debug.py``).
 """
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: A waiting breakpoint listens on a socket of this prefix in the session's socket folder.
 SOCKET_PREFIX = "debug-"
-#: What a terminal that knows where the breakpoint is sends to get the debugger.
+#: What a terminal sends to the breakpoint's socket to get the debugger.
 ATTACH = b"attach\n"
 
 _numbers = itertools.count(1)
@@ -76,7 +76,7 @@ def _await_terminal(folder: str, name: str, key: bytes, description: bytes) -> s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(unready)
         listener.listen()
-        os.rename(unready, path)  # whoever sees it can connect to it
+        os.rename(unready, path)  # every process that sees it can connect to it
         try:
             while True:
                 sock, _ = listener.accept()
@@ -139,7 +139,7 @@ class _Terminal:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing to do: ``write`` does not buffer."""
+        """Do nothing: ``write`` does not buffer."""
 
     def close(self) -> None:
         self._lines.close()
@@ -147,7 +147,7 @@ class _Terminal:
 
 
 class _RemotePdb(pdb.Pdb):
-    """pdb whose session ends when the program runs freely or the user's function is over."""
+    """pdb whose session ends when the program runs freely or the user's function returns."""
 
     def __init__(self, terminal: _Terminal, caller: types.FrameType | None) -> None:
         streams: Any = terminal

@@ -72,18 +72,18 @@ class Interruption:
         #: Whether the user's code runs, which may be interrupted.
         self.allowed = False
         #: The main thread is in the hook for exceptions that Python ignores: what is raised there
-        #: goes nowhere, too.
+        #: is lost, too.
         self.in_hook = False
         #: What was raised last to end the running task.
         self._raised: KeyboardInterrupt | None = None
 
     def end(self) -> None:
-        """Note that nothing runs."""
+        """Record that the task is over."""
         self.running = None
         self._raised = None  # its frames hold the arguments
 
     def send(self, work: Work, pause: float = _AGAIN) -> None:
-        """Interrupt the main thread while it runs that, and again until that has had effect.
+        """Interrupt the main thread while it runs the task; repeat until that has had effect.
 
         A signal that comes when the thread is about to sleep, as in the wait for a lock, does not
         wake it, and Python's handler runs when the sleep is over.
@@ -108,7 +108,7 @@ class Interruption:
     def was_ignored(self, error: BaseException | None) -> bool:
         """Return whether an exception that Python ignored was to end a task; send it again.
 
-        What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
+        What a ``__del__`` or the callback of a weak reference raises is lost, also if it was
         a signal's handler that raised in the middle of it. The caller is in the hook for that,
         and clears ``in_hook`` last.
         """
@@ -124,8 +124,8 @@ class Interruption:
     def cut_off_import(self, error: BaseException) -> bool:
         """Return whether an error is the end of a task in the middle of an import.
 
-        Of a package whose import was cut off some modules stay, and those in native code cannot be
-        loaded once more: NumPy, for one, is not to be had in such a process any more.
+        Some modules of a package whose import was cut off stay, and those in native code cannot be
+        loaded once more: NumPy, for one, is unusable in such a process.
         """
         return error is self._raised and any(
             frame.f_code.co_name == _MODULE  # Python hides the frames of its own that import it
@@ -176,9 +176,9 @@ class Executor:
         #: Tasks run by this process, for max_calls; 0 in `limit` is no limit.
         self.limit = 0
         self._done = 0
-        #: Modules are half there, which no task is to find.
+        #: Modules are half imported; no further task may run.
         self._spoiled = False
-        #: The actor ends: nothing more is begun.
+        #: The actor ends: no further call begins.
         self._ending = False
         runtime.peers.on_kind.update(
             {
@@ -248,7 +248,7 @@ class Executor:
         work = self._open.get((peer.process_id, number))
         if work is None:
             return
-        work.recursive = recursive  # first: whoever sees it cancelled looks at this too
+        work.recursive = recursive  # first: code that sees it cancelled looks at this too
         work.execution.cancelled = True
         forget_arguments(self._runtime, work)
         self.interrupt(work, force)
@@ -256,7 +256,7 @@ class Executor:
     def interrupt(self, work: Work, force: bool) -> None:
         """Stop a task that runs, or what waits for its arguments or its turn.
 
-        A method that has begun runs on, and may ask whether it was cancelled.
+        A method that has begun runs on, and may check whether it was cancelled.
         """
         if self._queue.remove(work):  # its turn may be long in coming
             self.replies.answer_error(work, TaskCancelledError(work.name))

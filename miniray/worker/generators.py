@@ -1,6 +1,6 @@
 """What the generators of calls yield: a fixed number of results, or items that are sent one by one.
 
-Those of a stream are made no further ahead than the caller reads.
+Items of a stream are made no further ahead than the caller reads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Generators:
     whole: Callable[[Work], AbstractContextManager[None]]
     #: By call of a caller: what was received and has not ended.
     unanswered: dict[tuple[bytes, int], Work]
-    #: Waits as user code does that waits.
+    #: Waits for the running task; gives its CPU back meanwhile.
     block: Callable[[Callable[[float | None], bool], float | None], bool]
 
     # --- a fixed number of results -----------------------------------------------------
@@ -138,7 +138,7 @@ class Generators:
             self.block(work.consumed_changed.wait, None)
 
     def on_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        """Note how many items the caller took, or that it reads no further (PEER_STREAM_ACK)."""
+        """Record how many items the caller took, or that it stopped reading (PEER_STREAM_ACK)."""
         _, number, consumed = message
         work = self.unanswered.get((peer.process_id, number))
         if work is not None:
@@ -155,7 +155,7 @@ class Generators:
         self.look_again(caller)
 
     def look_again(self, caller: Peer) -> None:
-        """Let all streams to a caller look again whether they may go on."""
+        """Let all streams to a caller check again whether they may go on."""
         for work in list(self.unanswered.values()):
             changed = work.consumed_changed
             if changed is not None and work.caller.process_id == caller.process_id:

@@ -1,7 +1,7 @@
 """The leases that this worker runs tasks of, one after another, and tasks that go back.
 
 The daemon says which lease this process has, but its tasks come straight from the owner of the
-lease, perhaps sooner: a task waits here until this process knows what its lease is for. Tasks that
+lease, perhaps sooner: a task waits here until this process has received its lease. Tasks that
 have not begun go back to their owners when the running one blocks or turns out long, and others
 could run them, or when the head wants the lease back.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from miniray.wire.peers import Peer
     from miniray.worker.work import Work, WorkQueue
 
-#: Leases that are remembered once they are over: an owner that does not know so yet may still send
-#: a task, which nobody else would answer.
+#: Ended leases that are remembered: an owner that was not yet notified may still send a task, which
+#: only this process can answer.
 _REMEMBERED = 10_000
 
 
@@ -40,14 +40,14 @@ class Leases:
         self._early: list[tuple[int, Work]] = []
 
     def take(self, lease: int, work: Work) -> None:
-        """Queue a task, now or when its lease is known."""
+        """Queue a task, now or when its lease has come."""
         if lease == self.current or lease in self._past:
             self._put(work)
         else:
             self._early.append((lease, work))
 
     def begin(self, lease: int) -> None:
-        """Note that this process has a lease, and queue the tasks of it that came before."""
+        """Record this process's lease, and queue its tasks that came before."""
         self._past.append(self.current)
         self.current = lease
         early, self._early = self._early, []

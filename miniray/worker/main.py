@@ -1,6 +1,6 @@
 """A worker process from its first line to its exit.
 
-It attaches to its daemon, learns what it is for (tasks of a lease, or one actor),
+It attaches to its daemon, receives its purpose (tasks of a lease, or one actor),
 runs that in the main thread, and makes a planned exit: it flushes output, runs atexit
 functions, and hands over what it owns.
 """
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerProcess:
-    """What a worker process is for, and its parts."""
+    """One worker process: its purpose and its parts."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec
@@ -125,7 +125,7 @@ class WorkerProcess:
         self.lease = GrantedLease.from_wire(granted)
         try:
             self._apply()
-        finally:  # its tasks wait for that
+        finally:  # its tasks wait for the lease
             self.executor.begin_lease(self.lease.number, self.lease.max_calls)
 
     def _on_exit(self) -> None:
@@ -134,7 +134,7 @@ class WorkerProcess:
         self.executor.stop()
 
     def end(self, why: BaseException | None) -> None:
-        """End this process, as user code or a rule asks for."""
+        """End this process, as user code or a limit demands."""
         if self._in_child:
             end_child(why)
         if self._ending:
@@ -180,7 +180,7 @@ class WorkerProcess:
         self.executor.serve(lambda: self._create(actor))
 
     async def _create(self, actor: ActorSpec) -> bool:
-        """Run the constructor and tell how it went; waits only for one that is a coroutine."""
+        """Run the constructor and report the outcome; wait only for one that is a coroutine."""
         name = f"{actor.class_name}.__init__"
         execution = context.Execution(self.lease.actor_id or b"", name, method=name)
         token = context.execution.set(execution)
@@ -215,7 +215,7 @@ class WorkerProcess:
         return instance
 
     def _tell_failure(self, name: str, error: BaseException) -> None:
-        """Tell the head and the log why there is no instance, and end."""
+        """Report to the head and the log why there is no instance, and end."""
         id = (self.lease.actor_id or b"").hex()
         try:
             error = carried(error)
@@ -273,13 +273,13 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Write what is queued for others, and read what they answer to what was handed over."""
-        # Others may take any time to read, and are waited for.
+        # Wait for the other ends: they may take any time to read.
         self.runtime.link.node_notice("finishing")
         for peer in self.runtime.peers.all():
             peer.flush()
         if self._left_something:
             self.runtime.peers.hang_up()
-        # The rest is the kernel's; it may not get done with it if a driver hangs.
+        # The rest is the kernel's work, which a driver that hangs may delay.
         self.runtime.link.node_notice("leaving")
         self.runtime.link.flush()
 
@@ -290,7 +290,7 @@ def _own_names(cls: type) -> set[str]:
 
 
 def exit_code(why: SystemExit) -> int:
-    """Return the exit code that is asked for; write what is no number to stderr, as Python does.
+    """Return the requested exit code; write what is no number to stderr, as Python does.
 
     That text, as of ``sys.exit("no such file")``, is often all that says why.
     """
@@ -365,7 +365,7 @@ def main() -> NoReturn:
 
 
 def _prepare_process(spec: dict[str, Any]) -> None:
-    """Make this process what user code expects of a fresh one."""
+    """Give user code what it expects of a fresh process."""
     leave_in_place(signal.SIGINT, _ignore_interrupt)
     signal.signal(signal.SIGINT, _ignore_interrupt)
     stdio.install(spec["file"])
@@ -389,7 +389,7 @@ def _prepare_process(spec: dict[str, Any]) -> None:
 
 
 def _be_seen(daemon: int, file: int) -> None:
-    """Let the daemon see where this process is, also when it does not answer.
+    """Let the daemon read this process's stacks, also when it does not answer.
 
     Args:
         daemon: Its pid.

@@ -1,4 +1,4 @@
-"""What a worker answers: results and errors as values, each call once.
+"""Answers of a worker: results and errors as values, each call once.
 
 Refs inside values are kept until the caller counts them. A reply also says which refs of the
 arguments the worker still holds.
@@ -63,17 +63,17 @@ class Results:
 
     def __init__(self, runtime: ClusterRuntime) -> None:
         self._runtime = runtime
-        #: Refs inside values on their way: caller → pin → those of one message. A pin is a
+        #: Refs inside values in flight: caller → pin → refs of one message. A pin is a
         #: number of its own: a call sends many messages, and may run here more than once.
         self._pins: dict[bytes, dict[int, list[ObjectRef[Any]]]] = {}
         self._numbers = itertools.count(1).__next__
         # Reentrant: a garbage collection may run user code in any section.
         self._lock = threading.RLock()
-        #: Called once nothing is kept any more.
+        #: Called once all refs were counted or dropped.
         self._on_counted: Callable[[], object] | None = None
 
     def value(self, result: Any, work: Work) -> tuple[Value, int]:
-        """Make a result the value that travels to the caller, who owns it.
+        """Make a result the value that travels to the caller, its owner.
 
         Returns:
             The value, and the number under which refs inside are kept; 0 if there are none.
@@ -165,7 +165,7 @@ class Results:
         return {"pid": os.getpid(), "actor_id": actor_id, "actor_repr": facts.actor_repr}
 
     def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
-        """Return what keeps refs until callers have counted them: a name for it, and the refs."""
+        """Return the refs kept until callers have counted them: the holder's name, and the refs."""
         with self._lock:
             return [
                 ("a result on its way", refs)
@@ -211,7 +211,7 @@ class Results:
 
 
 def _is_of_train(error: BaseException) -> bool:
-    """Return whether an error is one of ``miniray.train``, whose calls users do not know."""
+    """Return whether an error is one of ``miniray.train``, whose calls users did not make."""
     return isinstance(error, MinirayError) and name_of(error).startswith("miniray.train.")
 
 
@@ -298,7 +298,7 @@ class Replies:
         self._reply(work, status, values, seconds, pin)
 
     def answer_error(self, work: Work, error: BaseException) -> None:
-        """Send an error; whatever is the matter with it, the caller gets an answer."""
+        """Send an error; the caller gets an answer even if the error's class fails."""
         if self._end_child is not None:
             self._end_child(carried(error))
         if self._exits(work):
@@ -313,7 +313,7 @@ class Replies:
         self._reply(work, status, values, seconds, 0)
 
     def _note(self, work: Work, seconds: float) -> None:
-        """Note a call that took long; while all are recorded, any."""
+        """Record a call that took long; while all are recorded, any."""
         if seconds > LONG:
             self._quick.discard(work.target)
         else:
@@ -325,13 +325,13 @@ class Replies:
         execution = work.execution
         if execution.cancelled and work.recursive:
             if not work.is_task:
-                execution.interrupted()  # it runs on, and may ask whether it was cancelled
+                execution.interrupted()  # it runs on, and may check whether it was cancelled
             execution.cancel_children()
 
     def _exits(self, work: Work) -> bool:
         """Return whether a call has ended its actor; it has no answer then."""
         execution = work.execution
-        execution.answered = True  # before it is asked
+        execution.answered = True  # before the check
         if execution.exits:
             self.leave(ActorExit())
         return execution.exits
@@ -347,7 +347,7 @@ class Replies:
         if held is None:
             work.caller.post(message)
         else:
-            # The call protected the refs of its arguments. Those of them that this process has
+            # The call protected the refs of its arguments. Refs that this process has
             # registered by itself must be counted before that ends.
             self.runtime.borrowing.defer(lambda: work.caller.post(message))
 

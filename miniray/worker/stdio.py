@@ -1,10 +1,10 @@
 """The standard streams of a worker, and the name under which each line is written.
 
-That is the name of what runs, whoever writes: Python, C code, a child process, or
-faulthandler in a crash. When it changes and a stream's pipe is empty, the new name is
-put into memory that the daemon looks at when it reads (the first page of the worker's file, whose
+That is the name of the running task or method, whether Python, C code, a child process or
+faulthandler writes. When it changes and a stream's pipe is empty, the new name is
+put into memory that the daemon checks when it reads (the first page of the worker's file, whose
 other pages hold its spec), which costs no wake-up. If something is in the pipe, a mark behind that
-says so, which ``common/log_lines.py`` understands. Reads nothing, and knows nothing of where the
+says so, which ``common/log_lines.py`` understands. Only writes: the daemon decides where the
 output goes.
 
 There is no lock in here: a signal handler may print while a print is under way, a
@@ -108,7 +108,7 @@ _fork_hook_registered = False
 
 
 class _Names:
-    """Tells the daemon under which name the streams are written to."""
+    """Publishes to the daemon the name under which the streams are written."""
 
     def __init__(self, file: int) -> None:
         self._page = NamePage(file)
@@ -214,8 +214,8 @@ def _flush(stream: TextIO) -> None:
     try:
         stream.flush()
     except Exception:  # noqa: BLE001 - a stream of user code's
-        # It is None or closed, fails by itself, or nobody reads any more.
-        # Nobody would see a message about it either.
+        # It is None or closed, fails by itself, or has no reader any more.
+        # A message about it would have no reader either.
         return
 
 

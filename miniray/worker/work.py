@@ -1,4 +1,4 @@
-"""Calls that this worker has to run: what is known of each, arguments, methods, the queue.
+"""Calls that this worker has to run: their fields, arguments, methods, the queue.
 
 Arguments are fetched ahead while a call is queued, and loaded when its turn has come.
 """
@@ -53,7 +53,7 @@ class Work:
     number: int
     #: Method name, or the key of the function.
     target: Any
-    #: What it is to its runtime context: whether it is cancelled, and what it has started.
+    #: Its runtime context: whether it is cancelled, and what it has started.
     execution: Execution
     arguments: Value
     refs: list[RefArgument]
@@ -63,7 +63,7 @@ class Work:
     stream: int | None = None
     #: Its results are those items of a stream that are made once more.
     again: bool = False
-    #: Arguments on their way to this node: numbers under which they were asked for.
+    #: Arguments on their way to this node: numbers of their requests.
     ahead: Sequence[int] = ()
     #: What it started is cancelled with it.
     recursive: bool = True
@@ -73,7 +73,7 @@ class Work:
     held: list[ObjectRef[Any]] | None = None
     #: Items of the stream that the caller took; -1: it reads no further.
     consumed: int = 0
-    #: Set when ``consumed`` has changed, or when what was sent is written.
+    #: Set when ``consumed`` has changed, or when the sent items are written.
     consumed_changed: Any = None
 
     @property
@@ -109,14 +109,14 @@ class WorkQueue:
         self._gate: Gate | None = None
 
     def put(self, work: Work | None) -> None:
-        """Add work; None is the end."""
+        """Add work; None ends the queue."""
         self._items.append(work)
         gate = self._gate
         if gate is not None:
             gate.arrived()
 
     def get(self) -> Work | None:
-        """Take the next one; wait for it."""
+        """Take the next piece of work; wait for it."""
         items = self._items
         while True:
             if items:
@@ -134,12 +134,12 @@ class WorkQueue:
         """Take the next one.
 
         Raises:
-            IndexError: Nothing waits.
+            IndexError: The queue is empty.
         """
         return self._items.popleft()
 
     def remove(self, work: Work) -> bool:
-        """Take this one out; False if it does not wait here."""
+        """Take this piece of work out; False if it does not wait here."""
         try:
             self._items.remove(work)
         except ValueError:
@@ -159,8 +159,8 @@ class ValueRaisedError(Exception):
 
     ``SystemExit`` of a task's own code ends its process, and ``KeyboardInterrupt`` or
     ``CancelledError`` counts as its cancel. Out of the ``__setstate__`` of an argument, or of a
-    module that a function needs, they mean neither: they are the call's error, as all others are.
-    Those that a signal's handler raised at that time keep their meaning.
+    module that a function needs, they are the call's error, as all others are.
+    Exceptions that a signal's handler raised at that time keep their meaning.
     """
 
 
@@ -230,9 +230,9 @@ def load_for_constructor(
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef[Any]]]:
     """Load the arguments of an actor's constructor.
 
-    What is in shared memory is got as by any borrower: where it was when the actor was made is a
-    first guess. If it was lost, as with the node on which the actor was before, its owner knows
-    better, or makes it again.
+    Values in shared memory are read as by any borrower: their location when the actor was made is a
+    first guess. If one was lost, as with the actor's former node, its owner knows the new location,
+    or makes it again.
 
     Returns:
         Positional arguments, the others, and their refs, which are to be held while it runs. These
@@ -305,7 +305,7 @@ def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
 
 
 def forget_arguments(runtime: ClusterRuntime, work: Work) -> None:
-    """Withdraw what ``fetch_arguments`` has asked for and is not needed."""
+    """Withdraw requests of ``fetch_arguments`` that are no longer needed."""
     if work.ahead:
         ahead, work.ahead = work.ahead, []
         runtime.shared_memory.fetches.withdraw(ahead)
@@ -331,7 +331,7 @@ def _load(runtime: ClusterRuntime, value: Value, id: bytes | None = None) -> Any
     """Load a value that came with a message.
 
     Args:
-        runtime: That of the process.
+        runtime: The process's runtime.
         value: The value.
         id: Of the object whose value it is, if it is an object's.
 

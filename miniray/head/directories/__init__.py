@@ -1,1 +1,1 @@
-"""What the head knows: nodes, actors, leases, jobs, placement groups."""
+"""The head's directories: nodes, actors, leases, jobs, placement groups."""

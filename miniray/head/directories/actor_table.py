@@ -48,7 +48,7 @@ class Actor:
     pid: int = 0
     #: It ends itself with exit_actor.
     exiting: bool = False
-    #: ``kill`` asked for the end of its process.
+    #: ``kill`` has requested the end of its process.
     killed: bool = False
     #: Once it is dead: why, and since when, in seconds since the epoch.
     death: Death | None = None
@@ -66,7 +66,7 @@ class Actor:
 
     @property
     def tag(self) -> tuple[str, str]:
-        """What tells metrics of its class: as of calls, a local class has its own name only."""
+        """Tag of the metrics of its class: as for calls, a local class has its own name only."""
         return "class", short_name(self.spec.class_name)
 
     @property
@@ -94,7 +94,7 @@ class Actor:
         return self.end_of_process(how)
 
     def end_of_process(self, how: ProcessExit) -> DeathCause:
-        """Return what ended the process, as the actor had not asked for it."""
+        """Return what ended the process, which the actor had not requested."""
         if how.with_node:
             return DeathCause.NODE_LOST
         return DeathCause.KILLED if self.killed else DeathCause.EXITED
@@ -129,17 +129,17 @@ class Actor:
         self.state, self.death, self.died = DEAD, death, time.time()
 
 
-#: Of an actor whose end was asked for before it was registered.
+#: Of an actor whose end was requested before it was registered.
 NEVER_MADE = Death(DeathCause.KILLED.name, "")
 
 #: Deaths with which programs end their actors: no news.
 ORDINARY = frozenset({DeathCause.EXIT_ACTOR, DeathCause.OUT_OF_SCOPE, DeathCause.OWNER_DIED})
-#: Deaths that a program asked for, perhaps another one than the actor's: news, no alarm.
+#: Deaths that a program requested, perhaps another one than the actor's: news, no alarm.
 REQUESTED = frozenset({DeathCause.KILLED, DeathCause.GROUP_REMOVED})
 
 
 class DeadActor(NamedTuple):
-    """What is remembered of a dead actor."""
+    """The record of a dead actor."""
 
     death: Death
     name: str = ""
@@ -163,7 +163,7 @@ def remembered(actor: Actor) -> DeadActor:
     )
 
 
-#: Dead actors that are remembered, so that late callers learn why.
+#: Dead actors that are remembered, so that late callers get the reason.
 _REMEMBERED = 10_000
 
 
@@ -202,9 +202,9 @@ class ActorTable:
         self.living: dict[bytes, Actor] = {}
         self.by_name: dict[tuple[str, str], Actor] = {}
         self.by_process: dict[bytes, Actor] = {}
-        #: By the lease that an actor has, or has asked for.
+        #: By the lease that an actor has, or has requested.
         self.by_lease: dict[int, Actor] = {}
-        #: Actors that end with the process that created them, in order; none without any.
+        #: Actors that end with the process that created them, in order; no empty entries.
         self.owned: dict[bytes, dict[bytes, None]] = {}
         #: The latest last.
         self.dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
@@ -230,7 +230,7 @@ class ActorTable:
         self.by_lease[number] = actor
 
     def lives_in(self, actor: Actor, process_id: bytes, pid: int = 0) -> None:
-        """Note an actor's process, and its pid if that is known."""
+        """Record an actor's process, and its pid if that is known."""
         self.by_process.pop(actor.process_id, None)
         actor.process_id, actor.pid = process_id, pid or actor.pid
         self.by_process[process_id] = actor
@@ -265,7 +265,7 @@ class ActorTable:
 
 #: A handle can be quicker than the notice that its actor exists; it waits this long, in seconds.
 _EARLY_WAIT = 10.0
-#: Of an actor that nothing is known of.
+#: Of an unknown actor.
 UNKNOWN = Death(
     cause=DeathCause.UNKNOWN.name,
     class_name="",

@@ -56,7 +56,7 @@ class ActorRegistry:
     nodes: NodeDirectory
     clients: ClientDirectory
     jobs: JobDirectory
-    #: Called when what must survive a restart has changed.
+    #: Called when state that must survive a restart has changed.
     on_change: Callable[[Actor], None]
     events: EventLog
 
@@ -82,7 +82,7 @@ class ActorRegistry:
         if self._table.living.get(id) is not None:
             return None  # repeated after the head before this one had kept it
         dead = self._table.dead.get(id)
-        if dead is not None:  # the same; or its end was asked for on another way, which was quicker
+        if dead is not None:  # the same; or its end was requested on another way, which was quicker
             self._subscribers.tell_dead(requester, id, dead.death)
             return None
         client = self.clients.get(requester)
@@ -117,7 +117,7 @@ class ActorRegistry:
     def start(
         self, id: bytes, arguments: Any, refs: Any, error: tuple[int, bytes, Any] | None
     ) -> None:
-        """Ask for an actor's lease, as its arguments have values; fail it if one of them failed."""
+        """Request an actor's lease, as its arguments have values; fail it if one of them failed."""
         actor = self._table.living.get(id)
         if actor is None or actor.arguments is not None:
             return
@@ -132,7 +132,7 @@ class ActorRegistry:
         self._submit(actor)
 
     def refuse(self, requester: bytes, why: str, id: bytes, *_: object) -> None:
-        """Let an actor that could not be registered or started be dead."""
+        """Mark an actor dead that could not be registered or started."""
         actor = self._table.living.get(id)
         if actor is not None:
             self._die_unschedulable(actor, why)
@@ -161,7 +161,7 @@ class ActorRegistry:
         """End an actor's process; it starts again if it may and ``no_restart`` is False."""
         actor = self._table.living.get(id)
         if actor is None:
-            if no_restart and self._table.dead.get(id) is None:  # it is not to be made any more
+            if no_restart and self._table.dead.get(id) is None:  # it must not be made any more
                 self._table.enter_dead(id, DeadActor(NEVER_MADE, when=time.time()))
             return
         if no_restart or actor.restarts_left == 0:
@@ -253,7 +253,7 @@ class ActorRegistry:
 
     # --- what daemons say --------------------------------------------------------------
     def reported(self, report: head_pb2.ActorReported) -> None:
-        """Note that an actor's constructor ended, or that the actor ends itself."""
+        """Record that an actor's constructor ended, or that the actor ends itself."""
         actor = self._table.by_lease.get(report.lease)
         if actor is None or actor.id != report.actor_id:
             return  # it is dead or elsewhere already
@@ -297,7 +297,7 @@ class ActorRegistry:
         self.events.add("ACTOR", event, text, severity, **ids)
 
     def process_of_lease(self, number: int, process_id: bytes) -> None:
-        """Note the process of a lease, which a daemon may report nowhere else."""
+        """Record the process of a lease, which a daemon may report only here."""
         actor = self._table.by_lease.get(number)
         if actor is not None and process_id:
             self._table.lives_in(actor, process_id)
@@ -305,7 +305,7 @@ class ActorRegistry:
     def lease_failed(self, number: int, error: bytes, tries: int) -> bool:
         """Handle a process that a daemon could not start; False if the lease is no actor's.
 
-        If it may be tried more than once, the place was no good, and there may be another one.
+        If it may be tried more than once, that node was unsuitable, and there may be another one.
         """
         actor = self._table.by_lease.get(number)
         if actor is None:
@@ -364,10 +364,10 @@ class ActorRegistry:
         how: ProcessExit | None = None,
         ended: bool = False,
     ) -> None:
-        """Mark an actor dead for all who ask; its process may still be ending.
+        """Mark an actor dead for all callers; its process may still be ending.
 
-        ``creation`` is the pickled error of its creation. ``ended``: its process ends without being
-        asked, or never was.
+        ``creation`` is the pickled error of its creation. ``ended``: its process ends without a
+        request, or never was.
         """
         tags = (actor.tag, ("cause", cause.name.lower()))
         COUNTED.count("actor_deaths_total", tags)

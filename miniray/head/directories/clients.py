@@ -1,7 +1,7 @@
 """The drivers and workers of the cluster: where each is attached, how to reach it, how it ended.
 
-Responsible for the directory, for answers and pushes. What ends with a process is for the
-observers in ``on_ended``.
+Responsible for the directory, for answers and pushes. The observers in ``on_ended`` handle
+what ends with a process.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class ProcessExit(NamedTuple):
-    #: Exit code, negative for a signal; None: not known.
+    #: Exit code, negative for a signal; None: unknown.
     code: int | None = None
     pid: int = 0
     #: It was a planned exit.
     planned: bool = False
     #: Its node was lost with it.
     with_node: bool = False
-    #: What else is known, as a sentence.
+    #: Further details, as a sentence.
     detail: str = ""
 
 
@@ -127,14 +127,14 @@ class ClientDirectory:
 
 #: Ended processes that are remembered.
 REMEMBERED = 1000
-#: Seconds after which it is answered that nothing is known: a process may only have lost its
+#: Seconds after which the answer is that the end is unknown: a process may only have lost its
 #: socket, or have ended under an earlier head.
 UNTIL_UNKNOWN = 10.0
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ProcessEnds:
-    """How processes ended lately, for those who saw a process's socket close."""
+    """How processes ended recently, for the peers that saw a process's socket close."""
 
     _clients: ClientDirectory
     _timers: Timers
@@ -149,7 +149,7 @@ class ProcessEnds:
     def wait(self, waiter: Waiter, process_id: bytes) -> None:
         """Answer a request once it is known how a process ended.
 
-        The answer is (exit code or None, pid or 0, whether its node was lost, what else is known).
+        The answer is (exit code or None, pid or 0, whether its node was lost, further details).
         """
         known = self._known.get(process_id)
         if known is not None:
@@ -162,7 +162,7 @@ class ProcessEnds:
             self._timers.call_later(UNTIL_UNKNOWN, lambda: self._tell(process_id, unknown))
 
     def explain(self, process_id: bytes, reason: str) -> None:
-        """Note why a process is about to be ended, as a sentence."""
+        """Record why a process is about to be ended, as a sentence."""
         self._reasons[process_id] = reason
 
     def _ended(self, process_id: bytes, how: ProcessExit) -> None:
@@ -184,13 +184,13 @@ class ProcessEnds:
 
 
 #: Seconds until a driver is notified, and between two notices for each waiting request:
-#: each is looked at when the driver asks, which takes some microseconds.
+#: each is examined at the driver's request, which takes some microseconds.
 _GATHER, _EACH = 0.5, 100e-6
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class DriverNews:
-    """Notifies drivers, not often, that work of their jobs waits; they ask which and why."""
+    """Notifies drivers, not often, that work of their jobs waits; they request which and why."""
 
     clients: ClientDirectory
     jobs: JobDirectory

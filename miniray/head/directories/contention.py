@@ -1,6 +1,6 @@
-"""What the head does for requests that wait: clients are asked for leases of theirs.
+"""Leases requested back from clients, for requests that wait.
 
-Which leases to ask back is decided by ``scheduling/reservations.py``.
+``scheduling/reservations.py`` decides which leases to request back.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 #: How long a client has a lease for itself, in seconds.
 QUANTUM = 0.010
-#: A demand that needs several leases of others waits so long, in seconds, before they are asked
-#: for: what the first of them frees stands idle until the last one is back.
+#: Seconds that a demand which needs several leases of others waits before they are requested: what
+#: the first of them frees stands idle until the last one is back.
 GATHER_AFTER = 1.0
-#: Waiting requests that are looked at in one round, in order of arrival.
+#: Waiting requests that are examined in one round, in order of arrival.
 _MAX_SCANNED = 512
-#: Shapes for which nothing is found before a round ends.
+#: Shapes without a result before a round ends.
 _MAX_UNSERVED = 8
-#: Times that leases are asked back for one waiter in one round.
+#: Times that leases are requested back for one waiter in one round.
 _MAX_ASKS = 32
-#: Leases that are looked at to serve one request.
+#: Leases that are examined to serve one request.
 _MAX_LEASES = 2048
 
 
@@ -51,7 +51,7 @@ def may_ask(held: int, by_waiter: int) -> bool:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Revocations:
-    """Asks leases back, by one timer, while requests wait."""
+    """Requests leases back, by one timer, while requests wait."""
 
     _grants: GrantTable
     _leases: TaskLeases
@@ -59,11 +59,11 @@ class Revocations:
 
     def __post_init__(self, reserve_after: float) -> None:
         self._gather_after = min(GATHER_AFTER, reserve_after)
-        #: Requests that are looked at again when they have waited so long.
+        #: Requests that are examined again when they have waited that long.
         self._too_early: set[int] = set()
         self._timers = self._grants.timers
         self._armed = False
-        #: For each waiter the sets of leases that were asked back and are not over.
+        #: For each waiter the sets of open leases that were requested back.
         self._asked: dict[Waiter, list[set[int]]] = {}
         self._grants.on_contention.append(self.arm)
         self._leases.on_changed.append(self._changed)
@@ -74,7 +74,7 @@ class Revocations:
             self._timers.call_later(QUANTUM, self._look)
 
     def _changed(self) -> None:
-        """Look again: a lease is over, or a client has one that it can be asked for."""
+        """Schedule a round: a lease is over, or a client has one that can be requested back."""
         if self._asked or self._grants.waiting:
             self.arm()
 
@@ -119,7 +119,7 @@ class Revocations:
                 self._leases.let_wait(waiter, len(asked))
 
     def _shares(self) -> collections.Counter[TaskLeaseGroup]:
-        """Count the leases of each group as they will be once those asked back have moved."""
+        """Count the leases of each group as they will be once those requested back have moved."""
         shares: collections.Counter[TaskLeaseGroup] = collections.Counter()
         for lease in self._leases.leases.values():
             if not lease.revoked and not lease.returned:
@@ -130,7 +130,7 @@ class Revocations:
         return shares
 
     def _requeue_groups_above_their_share(self) -> None:
-        """Move groups that should give leases behind those with fewer that wait too."""
+        """Move groups that should give leases behind waiting groups with fewer."""
         waiting = self._first_waiting()
         groups = [_group_of(request) for request in waiting]
         shares = [0 if group is None else len(group.leases) for group in groups]
@@ -149,7 +149,7 @@ class Revocations:
         group: TaskLeaseGroup | None,
         shares: collections.Counter[TaskLeaseGroup],
     ) -> tuple[bool, bool]:
-        """Ask back what a waiter may have: (whether anything was, whether more may be soon)."""
+        """Request back what a waiter may have: (whether any was, whether more may be soon)."""
         waiter: Waiter = request.number if group is None else group
         wanted = 1 if group is None else group.total - len(group.leases)
         wanted -= len(self._asked.get(waiter, ()))
@@ -174,7 +174,7 @@ class Revocations:
     def _gather(self, request: Request, offers: list[int], found: list[int]) -> list[int]:
         """Choose several leases for one request, once it has waited ``GATHER_AFTER`` seconds.
 
-        What the first of them frees is set aside, as others would take it.
+        Capacity that the first of them frees is reserved, as others would take it.
         """
         scheduler = self._grants.scheduler
         early = request.since + self._gather_after - self._timers.time()
@@ -193,7 +193,7 @@ class Revocations:
             self.arm()
 
     def _make_room(self, pool: ResourcePool, shares: collections.Counter[TaskLeaseGroup]) -> None:
-        """Ask back the leases that occupy capacity reserved for a placement group on a node."""
+        """Request back the leases that occupy capacity reserved for a group on a node."""
         assert pool.reservation is not None
         wanted = {*pool.reservation.scalars, *pool.reservation.devices}
         trial = pool.copy()

@@ -1,6 +1,6 @@
-"""What has happened in the cluster, for people: the latest of each kind, kept over restarts.
+"""Events of the cluster, for people: the latest of each kind, kept over restarts.
 
-Responsible for bounds and order; what is worth telling, the parts decide where it happens.
+Responsible for bounds and order; the parts in which they happen choose the events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KEPT = 1000
 #: Seconds in which equal events are kept once.
 _AGAIN_AFTER = 60.0
-#: What events are in the order of.
+#: The sort key of events.
 _number = operator.itemgetter("event_id")
 SEVERITIES = ("INFO", "WARNING", "ERROR")
 SOURCES = ("NODE", "ACTOR", "WORKER", "DEVICE", "OBJECT", "JOB", "HEAD", "SECURITY")
@@ -45,11 +45,11 @@ class EventLog:
     def add(
         self, source: str, event: str, message: str, severity: str = "INFO", **ids: str
     ) -> None:
-        """Remember what has happened.
+        """Record an event.
 
         Args:
             source: One of ``SOURCES``.
-            event: What has happened to it, in a word: ``joined``, ``died``.
+            event: What has happened, in a word: ``joined``, ``died``.
             message: The same in a sentence, with the cause.
             severity: One of ``SEVERITIES``.
             ids: Hex ids of what it is about: node_id, actor_id, job_id.
@@ -76,14 +76,14 @@ class EventLog:
     def add_seldom(
         self, source: str, event: str, message: str, severity: str, node_id: str
     ) -> None:
-        """Remember what may happen many times a second: of each node once a minute."""
+        """Record an event that may happen many times a second: of each node once a minute."""
         now = time.monotonic()
         if now - self._told.get((source, event, node_id), -_AGAIN_AFTER) >= _AGAIN_AFTER:
             self._told[source, event, node_id] = now
             self.add(source, event, message, severity, node_id=node_id)
 
     def told(self, requester: bytes, source: str, event: str, message: str, severity: str) -> None:
-        """Remember an event of a daemon, which requests it under its node's id."""
+        """Record an event of a daemon, which sends it under its node's id."""
         if (source, severity) not in self._events:
             raise ValueError(
                 f"An event has a source of {SOURCES} and a severity of {SEVERITIES}, not "

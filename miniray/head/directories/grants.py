@@ -1,7 +1,7 @@
 """Carries the scheduler's decisions to the requesters: grants, refusals, lost leases.
 
-Responsible for the waiting requests and their timers; ``scheduler.py`` decides, and what a grant
-means is up to its requester.
+Responsible for the waiting requests and their timers; ``scheduler.py`` decides, and the requester
+uses the grant.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class RequestSummary(NamedTuple):
     job_id: bytes
     #: The process whose call it is.
     process_id: bytes
-    #: How many leases it waits for in all, with those it has not asked for yet.
+    #: How many leases it waits for in all, with those it has not requested yet.
     waiting: int = 1
 
 
 class Requester(Protocol):
-    """Asks for leases, and receives them. ``token`` is what it passed with its request."""
+    """Requests leases, and receives them. ``token`` is what it passed with its request."""
 
     def granted(self, token: Any, number: int, allocation: Allocation) -> None:
         """Use a lease that was granted."""
 
     def refused(self, token: Any, number: int, reason: Reason) -> None:
-        """Fail what can never have its lease."""
+        """Fail a request that can never have its lease."""
 
     def lost(self, token: Any, number: int) -> None:
         """Handle the loss of a lease with its node."""
@@ -75,7 +75,7 @@ class Requester(Protocol):
 
 
 class GroupRequester(Protocol):
-    """Asks for placement groups, and is notified of them."""
+    """Requests placement groups, and is notified of them."""
 
     def placed(self, group_id: bytes) -> None:
         """Handle that all bundles of a group have their nodes."""
@@ -115,7 +115,7 @@ class GrantTable:
     def __post_init__(self) -> None:
         self._numbers = itertools.count((self.epoch << _NUMBER_BITS) + 1).__next__
         self._requests: dict[int, Request] = {}
-        #: Those that wait, in order of arrival.
+        #: Waiting requests, in order of arrival.
         self.waiting: dict[int, Request] = {}
         #: Placement groups that were never placed, and since when they wait.
         self.waiting_groups: dict[bytes, float] = {}
@@ -133,11 +133,11 @@ class GrantTable:
 
     # --- leases --------------------------------------------------------------------
     def reserve_number(self) -> int:
-        """Return a number for ``submit``: the requester has to know it before it is answered."""
+        """Return a number for ``submit``: the requester needs it before the answer."""
         return self._numbers()
 
     def is_of_before(self, number: int) -> bool:
-        """Return whether an earlier head has made a number."""
+        """Return whether an earlier head made this number."""
         return number >> _NUMBER_BITS != self.epoch
 
     def submit(
@@ -150,7 +150,7 @@ class GrantTable:
         *,
         fill: bool = False,
     ) -> None:
-        """Ask for a lease; the requester may be called, with the token, before this returns.
+        """Request a lease; the requester may be called, with the token, before this returns.
 
         The number, from ``reserve_number``, names the request and its lease. The default policy
         prefers the node ``near``; with ``fill``, as long as it has capacity.
@@ -171,7 +171,7 @@ class GrantTable:
         return self._requests.get(number)
 
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
-        """Enter a lease kept by an earlier head; the scheduler learns of it with its node."""
+        """Enter a lease kept by an earlier head; the scheduler gets it with its node."""
         now = self.timers.time()
         self._requests[number] = Request(number, requester, token, demand, now, time.time())
 
@@ -191,9 +191,9 @@ class GrantTable:
             hook()
 
     def set_blocked(self, number: int, blocked: bool, leaving: bool = False) -> None:
-        """Note that a lease's task waits for others, or continues.
+        """Record that a lease's task waits for others, or continues.
 
-        ``leaving``: its worker has done its work, and needs nothing more until it exits.
+        ``leaving``: its worker has done its work, and needs no more CPU until it exits.
         """
         if leaving:
             self.apply(self.scheduler.empty_lease(number, self.timers.time()))
@@ -300,7 +300,7 @@ class GrantTable:
 
 
 def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:
-    """Call a requester; its failure must not keep others from hearing of their decisions."""
+    """Call a requester; if it fails, the others still receive their decisions."""
     try:
         decision(request.token, request.number, *what)
     except Exception:

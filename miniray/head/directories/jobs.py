@@ -1,4 +1,4 @@
-"""The jobs of the cluster, what their code is, and the key-values of libraries.
+"""The jobs of the cluster, their code, and the key-values of libraries.
 
 Code and packages are kept until the last job that brought them is over. Their content is never
 interpreted here, except for the list of pieces of a package.
@@ -77,7 +77,7 @@ class Job:
     pid: int
     entrypoint: str
     spec: JobSpec
-    #: Strings of the user's.
+    #: The user's strings.
     metadata: dict[str, str]
     #: Seconds since the epoch.
     started: float
@@ -87,8 +87,8 @@ class Job:
 class JobDirectory:
     """Jobs by id.
 
-    A job *ends* with its driver, and is *over* when nothing holds it any more either: a process of
-    it that still runs, or a detached actor that does or may start again.
+    A job *ends* with its driver, and is *over* when it has no holders either: processes of
+    it that still run, and detached actors that do or may start again.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class JobDirectory:
         self._on_forgotten = on_forgotten
         self._jobs: dict[bytes, Job] = {}
         self._by_driver: dict[bytes, Job] = {}
-        #: Those that are over, the latest last.
+        #: Jobs that are over, the latest last.
         self._over: dict[bytes, None] = {}
         #: What holds each, and the job of each holder.
         self._holders: dict[bytes, set[bytes]] = {}
@@ -109,7 +109,7 @@ class JobDirectory:
     ) -> Job:
         """Enter the job of a driver that attached.
 
-        ``details`` are marshalled: entrypoint, metadata, and what of ``JobSpec`` the driver knows.
+        ``details`` are marshalled: entrypoint, metadata, and the driver's fields of ``JobSpec``.
         """
         told: dict[str, Any] = plain.loads(details) if details else {}
         known = {name: told[name] for name in field_names(JobSpec) if name in told}
@@ -161,7 +161,7 @@ class JobDirectory:
             self._may_be_over(job_id)
 
     def is_over(self, job_id: bytes) -> bool:
-        """Return whether nothing of a job runs or will; true of a forgotten one."""
+        """Return whether no process of a job runs or will; true of a forgotten job."""
         job = self._jobs.get(job_id)
         return job_id not in self._holders and (job is None or job.ended is not None)
 
@@ -202,7 +202,7 @@ class JobCode:
     def put(self, job_id: bytes, name: bytes, content: bytes) -> None:
         """Keep a content for a job; CodeStoreFullError if it does not fit."""
         if self._jobs.is_over(job_id):
-            return  # a process that is ending sent it; it will not be asked for
+            return  # a process that is ending sent it; it will not be requested
         if not self._kv.exists(_CODE, name):
             if self.used + len(content) > self._limit:
                 self._refuse(name)

@@ -1,6 +1,6 @@
 """Leases of workers for tasks: how many each client wants of a shape, has, and gives back.
 
-A client says how many leases of a group it wants in all. Only one request of a group
+A client reports how many leases of a group it wants in all. Only one request of a group
 waits at the scheduler (more while leases for it are on their way back), so that a long
 queue of tasks costs nothing here. None waits while many of its workers start: those that
 run may be done with the queue before.
@@ -42,7 +42,7 @@ class TaskLeaseGroup:
 
     client_id: bytes
     id: int
-    #: Of the first of its tasks that waited when the client asked last.
+    #: Of the first of its tasks that waited at the client's last request.
     name: str
     job_id: bytes
     #: Node of the client.
@@ -62,13 +62,13 @@ class TaskLeaseGroup:
     may_wait: int = 1
     #: Leases granted and not returned.
     leases: dict[int, TaskLease] = dataclasses.field(default_factory=dict)
-    #: Numbers of those whose workers do not run yet.
+    #: Numbers of leases whose workers do not run yet.
     starting: set[int] = dataclasses.field(default_factory=set)
     #: How many workers in a row could not be started, by how many such failures are final.
     start_failures: collections.Counter[int] = dataclasses.field(
         default_factory=collections.Counter
     )
-    #: Asks for no lease until a pause after such a failure is over.
+    #: Requests no lease until a pause after such a failure is over.
     pausing: bool = False
 
     @property
@@ -83,7 +83,7 @@ class TaskLeaseGroup:
     def max_calls(self, allocation: Allocation) -> int:
         """Return after how many tasks the worker of a lease ends; 0: no limit.
 
-        One that had devices ends after a task by default, so that their memory is released.
+        A worker that had devices ends after a task by default, so that their memory is released.
         """
         given = self.spec.max_calls
         return int(bool(allocation.devices)) if given is None else given
@@ -98,27 +98,27 @@ class TaskLease:
     node_id: bytes
     granted: float
     max_calls: int = 0
-    #: Empty until the worker runs and the client knows.
+    #: Empty until the worker runs and the client is notified.
     process_id: bytes = b""
-    #: The client was asked to give it back.
+    #: It was requested back from the client.
     revoked: bool = False
-    #: The daemon said that it is over.
+    #: The daemon reported that it is over.
     ended: bool = False
-    #: The client said so, or is gone.
+    #: The client reported that it is over, or is gone.
     returned: bool = False
 
     @property
     def may_be_asked_for(self) -> bool:
-        """Whether its client has it, or will, and was not asked for it yet."""
+        """Whether its client has it, or will, and it was not requested back yet."""
         return not (self.revoked or self.returned or self.ended)
 
 
-#: Group of the leases that a restarted head learns of; it never asks for one.
+#: Group of the leases that are reported to a restarted head; it never requests one.
 _ADOPTED = -1
 #: Seconds between attempts to start a worker, after the second failure in a row and at most.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 #: Workers of a group that may start at once (Ray: pending requests of a scheduling class), or as
-#: many as there are CPUs: tasks that take a whole one are limited by that alone.
+#: many as there are CPUs: that alone limits tasks that take a whole one.
 _MOST_STARTING = 10
 
 
@@ -136,9 +136,9 @@ class TaskLeases:
         self._timers = self.grants.timers
         self._groups: dict[bytes, dict[int, TaskLeaseGroup]] = {}
         self.leases: dict[int, TaskLease] = {}
-        #: Leases of before a restart of the head that clients said they have.
+        #: Leases from before a restart of the head that clients reported to have.
         self._held: dict[bytes, set[int]] = {}
-        #: Called when a lease is over, or its worker runs, so that it can be asked for.
+        #: Called when a lease is over, or its worker runs, so that it can be requested back.
         self.on_changed: list[Callable[[], None]] = []
         self.clients.on_ended.append(self._client_ended)
 
@@ -222,13 +222,13 @@ class TaskLeases:
         return min(group.may_wait, group.total - len(group.leases), may_start)
 
     def recall_from(self, node_id: bytes) -> None:
-        """Ask for all leases of a node: each comes back after the task that runs."""
+        """Request all leases of a node back: each comes after the task that runs."""
         for lease in self.leases.values():
             if lease.node_id == node_id and lease.may_be_asked_for:
                 self.ask_for(lease)
 
     def ask_for(self, lease: TaskLease) -> None:
-        """Ask a client to give a lease back, once its worker runs."""
+        """Request a lease back from its client, once its worker runs."""
         lease.revoked = True
         if lease.process_id:
             self.clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
@@ -394,7 +394,7 @@ class TaskLeases:
             )
             groups[_ADOPTED] = group
         lease = TaskLease(number, group, node_id, self._timers.time(), process_id=process_id)
-        # The client knows its group under another number, so it cannot be asked for it.
+        # The client has another number for its group, so the lease cannot be requested back.
         lease.revoked = True
         self.leases[number] = group.leases[number] = lease
         self.grants.restore(number, self, group, group.demand)
@@ -403,7 +403,7 @@ class TaskLeases:
             self.give_back(owner, number)
 
     def hold(self, client_id: bytes, numbers: list[int]) -> None:
-        """End the adopted leases that a client says it does not have."""
+        """End the adopted leases that a client reports not to have."""
         held = self._held[client_id] = set(numbers)
         group = self._groups.get(client_id, {}).get(_ADOPTED)
         if group is not None:

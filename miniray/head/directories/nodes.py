@@ -1,7 +1,7 @@
-"""The nodes of the cluster, living and lost, and what they last reported.
+"""The nodes of the cluster, living and lost, and their last reports.
 
-Responsible for the directory and for judging liveness; what follows when a node is
-lost is for others to do.
+Responsible for the directory and for judging liveness; other parts handle the
+loss of a node.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ClusterNode:
     #: Of its session, where its logs are.
     session_dir: str
     is_head_node: bool
-    #: Nothing is placed there.
+    #: No work is placed there.
     drivers_only: bool
     #: Amounts per resource, devices included, in units.
     totals: dict[str, float]
@@ -63,7 +63,7 @@ class ClusterNode:
     #: When its last message came, in seconds of the loop's clock.
     heard: float
     alive: bool = True
-    #: Nothing new is placed there.
+    #: It gets no new work.
     draining: bool = False
     #: Workers there that could not be killed.
     quarantines: list[head_pb2.Quarantine] = dataclasses.field(default_factory=list)
@@ -125,7 +125,7 @@ class NodeDirectory:
         self._lost: collections.OrderedDict[bytes, ClusterNode] = collections.OrderedDict()
         #: CPUs of the living nodes.
         self.cpus = 0.0
-        #: When it was last asked who is silent.
+        #: When ``silent`` was last called.
         self._asked = math.inf
 
     def __iter__(self) -> Iterator[ClusterNode]:
@@ -174,12 +174,12 @@ class NodeDirectory:
             node.send(welcome=told)
 
     def silent(self, now: float, timeout: float, every: float) -> list[ClusterNode]:
-        """Return the nodes that were silent for ``timeout`` seconds while others were heard.
+        """Return the nodes that were silent for ``timeout`` seconds while others were not.
 
-        The head's own node is not judged by what it says: the head ends with that process. If not
-        even that node was heard, over a Unix socket, and no other either, the head is at fault.
+        The head's own node is not judged by its messages: the head ends with that process. If no
+        node sent any, not even that one over a Unix socket, the head is at fault.
         A call much later than ``every`` seconds after the last one shows that the head stood still,
-        and what nodes have said since is not read yet.
+        and what nodes have sent since is not read yet.
         """
         late = now - self._asked - every
         self._asked = now

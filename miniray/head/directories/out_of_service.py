@@ -1,4 +1,4 @@
-"""Capacity that must not be granted: nodes that are drained, devices in quarantine."""
+"""Capacity that must not be granted: drained nodes, devices in quarantine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Waiter = tuple[bytes, int]
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Drains:
-    """Drained nodes, and the requests that wait until nothing runs there any more."""
+    """Drained nodes, and the requests that wait until they are empty."""
 
     grants: GrantTable
     leases: TaskLeases
@@ -39,7 +39,7 @@ class Drains:
         self.grants.on_released.append(self._look)
 
     def drain(self, prefix: str) -> str:
-        """Place nothing new on the node whose id begins with this; return its id.
+        """Stop placing work on the node whose id begins with this; return its id.
 
         Raises:
             ValueError: no living node, or more than one, has such an id.
@@ -59,12 +59,12 @@ class Drains:
         return node.name
 
     def wait(self, waiter: Waiter, node_id: str) -> None:
-        """Answer a request once nothing runs on a draining node; False if it is not drained."""
+        """Answer a request once a draining node is empty; False if it is not drained."""
         self._waiting.setdefault(node_id, []).append(waiter)
         self._look()
 
     def joins(self, node: ClusterNode) -> None:
-        """Drain a node that joins if it was drained before; before anything is placed there."""
+        """Drain a node that joins if it was drained before. Call it before work is placed there."""
         if self.kv.exists(_NAMESPACE, node.name):
             node.draining = node.pool.closed = True
 
@@ -90,7 +90,7 @@ class Drains:
         )
 
     def _look(self) -> None:
-        """Answer those who wait for nodes that are empty, gone or in service again."""
+        """Answer the requests for nodes that are empty, gone or in service again."""
         for node_id in list(self._waiting):
             node = next((node for node in self.nodes if node.name == node_id), None)
             if node is not None and node.draining and self.grants.scheduler.leases_on(node_id):
@@ -123,14 +123,14 @@ class Quarantines:
     events: EventLog
 
     def joins(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
-        """Count what a joining node has in quarantine; before anything is placed there."""
+        """Count what a joining node has in quarantine. Call it before work is placed there."""
         node.quarantines = list(told.all)
         for (resource, device), why in _reasons(node.quarantines).items():
             node.pool.set_in_service(resource, device, False, why)
             self._tell(node, resource, device, why)
 
     def told(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
-        """Compare what a node has in quarantine now with what it had, and tell who must know."""
+        """Compare a node's quarantine with its last one, and report the changes."""
         before = {each.process_id for each in node.quarantines}
         out = _reasons(node.quarantines)
         node.quarantines = list(told.all)

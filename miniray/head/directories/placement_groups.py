@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Removed groups that are remembered.
 _REMEMBERED = 1024
-#: Looks at a node that the table of all groups takes to say why groups wait.
+#: Nodes that the table of all groups examines to explain why groups wait.
 _LOOKS = 1000
 #: A handle can be quicker than the notice that its group exists; it waits this long, in seconds.
 _EARLY_WAIT = 10.0
@@ -34,17 +34,17 @@ Waiter = tuple[bytes, int]
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class PlacementGroupEntry:
-    """A placement group, with its name and those who wait for it."""
+    """A placement group, with its name and its waiters."""
 
     id: bytes
     name: str
     namespace: str
     detached: bool
     strategy: str
-    #: As they were asked for, amounts in units.
+    #: As requested, amounts in units.
     bundles: list[dict[str, float]]
     selectors: list[dict[str, str]] | None
-    #: None if it could not even be asked for.
+    #: None if the request itself was invalid.
     state: GroupPlacement | None = None
     #: Why it can never be there.
     error: Exception | None = None
@@ -127,7 +127,7 @@ class PlacementGroups:
         detached: bool,
         selectors: list[dict[str, str]] | None,
     ) -> None:
-        """Ask for a group; what is wrong with its bundles fails those who wait for it.
+        """Request a group; invalid bundles fail its waiters.
 
         Raises:
             ValueError: the name is taken.
@@ -161,7 +161,7 @@ class PlacementGroups:
             self.on_change(group)
 
     def refuse(self, creator: bytes, why: str, id: bytes, *_: object) -> None:
-        """Fail those who wait for a group that could not be asked for."""
+        """Fail the waiters of a group whose request was refused."""
         error = ValueError(f"The placement group {id.hex()} cannot be made: {why}.")
         group = self._groups.get(id)
         if group is None and self.clients.get(creator) is not None:
@@ -175,8 +175,8 @@ class PlacementGroups:
     def pin(self, id: bytes, label: str) -> list[str]:
         """Keep a group on nodes with the values of a label that its nodes have now; return these.
 
-        Bundles of a lost node then wait for another with its value. Not all bundles are placed: no
-        values, and nothing is changed.
+        Bundles of a lost node then wait for another with its value. If not all bundles are placed,
+        no values are returned and the group stays as it is.
 
         Raises:
             ValueError: a node of it has no such label.
@@ -238,7 +238,7 @@ class PlacementGroups:
         self._settle(group)
 
     def forbid(self, id: bytes) -> None:
-        """Refuse to make a group, even if its creator asks for it later."""
+        """Refuse to make a group, even if its creator requests it later."""
         self._never[id] = None
         if len(self._never) > _REMEMBERED:
             del self._never[next(iter(self._never))]
@@ -313,6 +313,6 @@ class PlacementGroups:
                 self.clients.refuse(*waiter, error)
 
     def _creator_ended(self, process_id: bytes, how: ProcessExit) -> None:
-        # The latest first: what an earlier one frees is not given to one that goes next.
+        # The latest first: capacity that one frees must not go to the next one to be removed.
         for id in reversed(self._owned.pop(process_id, {})):
             self.remove(id)

@@ -1,7 +1,7 @@
-"""The submitted jobs: from the submission to the end of their commands, and what these print.
+"""The submitted jobs: from the submission to the end of their commands, with their output.
 
-A job's lease is that of its command, which the daemon of its node starts. What runs where is the
-daemons' truth, and how it ended too: there is no supervisor to ask.
+A job's lease is that of its command, which the daemon of its node starts. The daemons know which
+command runs where and how it ended: there is no supervisor process.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SubmittedJobs:
         """Take in a job, and answer with its id once it is kept.
 
         Raises:
-            JobAlreadyExistsError: Another one has its id; one that asks for the same is the same.
+            JobAlreadyExistsError: Another job has its id; an equal submission is the same job.
             JobError: This cluster takes no jobs.
             ValueError: An amount or a label is malformed.
         """
@@ -130,7 +130,7 @@ class SubmittedJobs:
     def stop(self, waiter: Waiter, name: str, grace: float) -> None:
         """End a job: SIGTERM to its command, and SIGKILL to all of it after ``grace`` seconds.
 
-        Answers with whether it waited or ran, once that it is to end is kept.
+        Answers with whether it waited or ran, once the decision to end it is kept.
         """
         job = self.get(name)
         has_ended = job.is_over
@@ -202,7 +202,7 @@ class SubmittedJobs:
         """Keep what a command has printed, from an offset of its output on.
 
         Raises:
-            JobError: Nobody keeps it: its job has ended, or is being stopped on a full disk.
+            JobError: It is not kept: its job has ended, or is being stopped on a full disk.
             OSError: It cannot be written now; the command waits, and the job says why.
         """
         job = self._by_lease.get(lease)
@@ -219,7 +219,7 @@ class SubmittedJobs:
         self._tell_followers(job)
 
     def command_started(self, lease: int) -> None:
-        """Note that the command of a job runs."""
+        """Record that the command of a job runs."""
         job = self._by_lease.get(lease)
         if job is not None and job.state == PENDING:
             job.state, job.started = RUNNING, time.time()
@@ -273,7 +273,7 @@ class SubmittedJobs:
             self._end(job, state, "It ended before its command was started.")
 
     def has_lease(self, lease: int) -> bool:
-        """Return whether a lease is that of a job that has not ended."""
+        """Return whether a lease belongs to a job that has not ended."""
         return lease in self._by_lease
 
     # --- what the scheduler says -------------------------------------------------------
@@ -449,5 +449,5 @@ class SubmittedJobs:
 
 
 def _holder(job: SubmittedJob) -> bytes:
-    """Return what keeps the packages of a job that has not ended."""
+    """Return the holder under which the packages of an open job are kept."""
     return b"submitted" + job.id

@@ -20,7 +20,7 @@ PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED = (
     "SUCCEEDED",
     "FAILED",
 )
-#: What a job holds that asks for nothing: it runs on the head's node, as in Ray.
+#: What a job without resources holds: it runs on the head's node, as in Ray.
 _AT_THE_HEAD = {"node:__internal_head__": 0.0001}
 #: How a command that is a text is run.
 _SHELL = ["/bin/sh", "-c"]
@@ -38,7 +38,7 @@ class SubmittedJob:
     state: str = PENDING
     #: Why it ended so, or what it waits for as it runs, as a sentence.
     message: str = ""
-    #: Whether `stop` was asked for, with how many seconds for the command to end.
+    #: Whether `stop` was requested, with how many seconds for the command to end.
     stop_grace: float | None = None
     #: Number of its request, or of its lease.
     lease: int = 0
@@ -63,7 +63,7 @@ class SubmittedJob:
 
     @property
     def entrypoint(self) -> str:
-        """Its command as its user has written it."""
+        """The command as its user has written it."""
         command = list(self.spec.command)
         return command[-1] if command[:-1] == _SHELL else shlex.join(command)
 
@@ -77,7 +77,7 @@ class SubmittedJob:
         return self.state not in (PENDING, RUNNING)
 
     def waits_as(self, lease: int) -> None:
-        """Note the number of its request; 0: it has no lease any more, and is to ask for one."""
+        """Record the number of its request; 0: it has no lease any more, and has to request one."""
         self.state, self.node, self.lease = PENDING, "", lease
 
     def command_ended(self, code: int | None) -> None:
@@ -86,7 +86,7 @@ class SubmittedJob:
     def may_run_again(self, *, lost: bool) -> bool:
         """Count a failure of its command, or a loss of its node, and return whether it runs again.
 
-        A job that was asked to stop does not, and one that runs no more counts nothing.
+        A job that was stopped does not; for one that runs no more, the counts stay.
         """
         done = self.losses if lost else self.failures
         if self.stop_grace is not None or done >= self.spec.max_retries:
@@ -105,7 +105,7 @@ class SubmittedJob:
 
 
 def difference(known: CommandSpec, given: CommandSpec) -> str:
-    """Say what two submissions under one id ask for."""
+    """Describe how two submissions under one id differ."""
     different = [
         f"{name} is {_shown(given, name)!r}, and was {_shown(known, name)!r}"
         for name in type(given).__dataclass_fields__

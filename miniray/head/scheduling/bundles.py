@@ -1,7 +1,7 @@
-"""Placement groups: what was asked for, what bundles have reserved, and where missing ones can go.
+"""Placement groups: requested and reserved bundles, and nodes for missing ones.
 
-Plans all missing bundles or none, down to the device. When a group is planned, and who draws on its
-bundles, is decided elsewhere.
+Plans all missing bundles or none, down to the device. When a group is planned, and which leases
+draw on its bundles, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class BundleSpec(NamedTuple):
         return pool.copies(self.needs, owner) if matches(self.selector, pool.labels) else 0
 
     def could_fit(self, pool: ResourcePool) -> bool:
-        """Return whether this bundle could be placed on the pool if nothing were held there."""
+        """Return whether this bundle could be placed on the pool if the pool were idle."""
         return pool.could_fit(self.needs) and matches(self.selector, pool.labels)
 
 
 class GroupStatus(str, enum.Enum):
-    """The state of a placement group, in the words of Ray's table."""
+    """The state of a placement group, with the names of Ray's table."""
 
     PENDING = "PENDING"
     CREATED = "CREATED"
@@ -59,7 +59,7 @@ class GroupStatus(str, enum.Enum):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class GroupPlacement:
-    """What a placement group asked for, and what its bundles have reserved."""
+    """The bundles that a placement group requested, and what each has reserved."""
 
     group_id: bytes
     strategy: str
@@ -113,7 +113,7 @@ class GroupPlacement:
             self.status = GroupStatus.CREATED
 
     def lose(self, index: int) -> None:
-        """Note that a bundle's node is gone, or will not report it."""
+        """Record that a bundle's node is gone, or will not report it."""
         self.allocations.pop(index, None)
         self.awaited.pop(index, None)
         self.status = GroupStatus.RESCHEDULING
@@ -174,7 +174,7 @@ def candidates(
     """Return, for each set with missing bundles, the values whose nodes can hold all of them.
 
     A set keeps the value that the nodes of its placed bundles have, and no other set gets it.
-    ``values`` has the label's value of each node, empty where it has none; ``fits`` tells
+    ``values`` has the label's value of each node, empty where it has none; ``fits`` returns
     whether the missing bundles of a set fit on the nodes with a value.
     """
     names = {set_name(spec.selector) for spec in group.bundles}
@@ -229,8 +229,8 @@ def match(candidates: Mapping[_Item, Sequence[_Place]]) -> dict[_Item, _Place] |
 def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) -> Placed | None:
     """Place every missing bundle of a group, or none; those that have a node keep it.
 
-    Reservations of ``owner`` may be used. None, with nothing allocated, if there is no place for
-    all.
+    Reservations of ``owner`` may be used. If there is no place for all, return None and
+    allocate none.
     """
     every = list(pools)
     nodes = [pool for pool in every if not pool.closed]
@@ -401,7 +401,7 @@ def may_fit(
 ) -> bool:
     """Return whether the sums suffice, and the capacity for each kind of bundle alone.
 
-    A quick test that refuses none that have a place.
+    A quick test that passes every group that has a place.
     """
     for name, units in total_needs(kinds):
         missing = units

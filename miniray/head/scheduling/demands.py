@@ -1,6 +1,6 @@
-"""What the scheduler is asked and what it answers, as plain data.
+"""Requests to the scheduler and its decisions, as plain data.
 
-Responsible for the shape of demands and of decisions; decides nothing.
+Responsible for the form of demands and of decisions only.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Devices:
         self.ids = tuple(id for id, _ in pairs)
         self.capacity = [units for _, units in pairs]
         self.free = list(self.capacity)
-        #: Why each of those out of service is.
+        #: The reason of each device out of service.
         self.out: dict[str, str] = {}
         self._positions = {id: position for position, id in enumerate(self.ids)}
         if len(self._positions) != len(pairs):
@@ -47,7 +47,7 @@ class Devices:
         return self.takes(units) and self.most_of(self._beyond(aside), units) >= units
 
     def most(self, aside: Aside | None = None) -> int:
-        """Return the largest amount that can be taken now, beside what is to be left alone."""
+        """Return the largest amount that can be taken now, without what must be left alone."""
         free = self._beyond(aside)
         return free.count(UNIT) * UNIT or max(free, default=0)
 
@@ -56,7 +56,7 @@ class Devices:
         return units % UNIT == 0 or (units < UNIT and self.divisible)
 
     def could_fit(self, units: int, *, repaired: bool = False) -> bool:
-        """Return whether this could be taken if nothing were held, or out of service either."""
+        """Return whether this could be taken if all were idle and in service."""
         capacity = self.capacity if repaired else self.usable()
         return self.takes(units) and self.most_of(capacity, units) >= units
 
@@ -81,7 +81,7 @@ class Devices:
         return free.count(UNIT) // (units // UNIT)
 
     def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
-        """Return the free amounts in such an order that comparing them compares what fits."""
+        """Return the free amounts, ordered so that comparing them compares what fits."""
         return tuple(sorted(self._beyond(aside), reverse=True))
 
     def tightest(self, units: int) -> int:
@@ -106,7 +106,7 @@ class Devices:
         return tuple([(self.ids[position], UNIT) for position in positions])
 
     def _whole(self, free: Sequence[int], count: int) -> Sequence[int]:
-        """Return the positions of so many wholly free devices, which there are."""
+        """Return the positions of ``count`` wholly free devices, which exist."""
         positions = []
         position = -1
         for _ in range(count):

@@ -1,7 +1,7 @@
 """The table of placement groups: their bundles as pools that leases draw on.
 
 Responsible for the life of bundles on nodes; planning is in ``bundles.py``, and
-who draws on them is the scheduler's decision.
+the scheduler decides which leases draw on them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Group:
     state: GroupPlacement
     #: Order of arrival among demands and groups.
     number: int
-    #: When it was asked for, or lost a bundle.
+    #: When it was requested, or lost a bundle.
     since: float
     domain: Domain
     #: What it lacks, while it is to be placed; groups with an equal one wait in line.
@@ -45,8 +45,8 @@ class Group:
     #: How many bundles of each kind it lacks, and the sum of their needs.
     kinds: collections.Counter[BundleSpec] = dataclasses.field(default_factory=collections.Counter)
     most: Needs = ()
-    #: What each node had for it when there was enough and yet no way was found to place it: while
-    #: no node has more, another search would end like that one.
+    #: What each node had for it at the last search, if the sums sufficed but it failed: until a
+    #: node has more, another search would fail too.
     searched: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     #: Nodes on which capacity is reserved for it.
     reserved: list[ResourcePool] = dataclasses.field(default_factory=list)
@@ -104,7 +104,7 @@ class Group:
         return None
 
     def _rule(self) -> str:
-        """Say how the bundles have to lie to each other."""
+        """Describe how the strategy places bundles relative to each other."""
         label = shared_label([spec.selector for spec in self.state.bundles])
         if label is None:
             return self.state.strategy
@@ -135,7 +135,7 @@ class GroupTable:
         self.groups: dict[bytes, Group] = {}
         #: Groups with bundles to place.
         self.unplaced: dict[bytes, Group] = {}
-        #: ``unplaced`` by missing bundles: where the oldest of a kind does not fit, no other does.
+        #: ``unplaced`` by missing bundles: if the oldest of a kind does not fit, no other does.
         self._alike: dict[Hashable, dict[bytes, Group]] = {}
         self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
         #: Bundles of removed groups that still hold leases.
@@ -180,7 +180,7 @@ class GroupTable:
         return pool
 
     def adopt(self, key: BundleKey, node: ResourcePool, allocation: Allocation) -> None:
-        """Count a bundle that a daemon reports; ValueError if the group does not know it."""
+        """Count a bundle that a daemon reports; ValueError if it is not one of the group's."""
         group_id, index = key
         group = self.groups.get(group_id)
         if group is None or not 0 <= index < len(group.state.bundles):
@@ -248,7 +248,7 @@ class GroupTable:
         }
 
     def await_no_more(self, node_id: str, next_number: Callable[[], int], now: float) -> None:
-        """Place the bundles again that a node was to report and will not."""
+        """Place the bundles again that a node had to report and will not."""
         incomplete: dict[Group, None] = {}
         for id, index in self.awaited_on(node_id):
             group = self.groups[id]
@@ -319,9 +319,9 @@ def sort_out(
     """Return the bundles that are there, and the leases without their bundle.
 
     A lease may have outlived its bundle: the group was removed, or the head gave the node up and
-    placed the bundle again, maybe on other devices of the same node. What it holds counts on the
-    node itself then, until it has ended. The end of a group may not have been kept either, and
-    what it had granted to others: these run.
+    placed the bundle again, maybe on other devices of the same node. Until it ends, its resources
+    count on the node itself. The end of a group may not have been kept either, nor the grants of
+    its resources to others: these run.
 
     Raises:
         ValueError: the leases hold more than the node has.
@@ -342,7 +342,7 @@ def sort_out(
         for group, bundle in gone:
             logger.warning("other leases hold what bundle %d of %s had", bundle, group.hex())
             del left[group, bundle]
-        if not used.intersection(gone):  # else their leases hold what others were to have
+        if not used.intersection(gone):  # else their leases hold capacity of others
             return left, {n for n, held in running.items() if held.bundle and n not in inside}
 
 

@@ -34,7 +34,7 @@ def avoid_accelerators(pool: ResourcePool) -> float:
 def leave_to_others(names: Collection[str]) -> tuple[Ranker, Ranker]:
     """Rank pools with the fewest other devices, then other resources, first.
 
-    For bundles: a later demand may need the other resources of a bundle, and has no other one.
+    For bundles: a later demand may need the other resources of a bundle, and has no other bundle.
     """
 
     def devices(pool: ResourcePool) -> float:
@@ -69,7 +69,7 @@ def least_recent(pool: ResourcePool) -> float:
 
 
 def fewest_leases(pool: ResourcePool) -> float:
-    """Rank pools with the fewest leases first: for demands that use nothing up."""
+    """Rank pools with the fewest leases first: for demands without resources."""
     return len(pool.leases)
 
 

@@ -74,7 +74,7 @@ class PoolSet:
         self.note_better(pool)
 
     def remove(self, key: Hashable) -> ResourcePool:
-        """Remove a pool; it grants nothing any more."""
+        """Remove a pool; it grants no more."""
         pool = self.pools.pop(key)
         pool.closed = True
         pool.version += 1
@@ -142,7 +142,7 @@ class CandidateIndex:
         return self._rank(pool), pool.order, pool.version, pool
 
     def _catch_up(self) -> None:
-        """Update the entries of pools whose rank may have improved since the last look."""
+        """Update the entries of pools whose rank may have improved since the last call."""
         pools = self._set
         if self._seen == pools.changes.end:
             return
@@ -203,7 +203,7 @@ class ShapeQueue:
     waiting: collections.OrderedDict[int, Pending] = dataclasses.field(
         default_factory=collections.OrderedDict
     )
-    #: Of the request that waits longest; of the last one if none waits.
+    #: Of the request that waits longest; of the last one if the queue is empty.
     number: int = 0
     #: The pool on which capacity is reserved for the head of the queue.
     reserved: ResourcePool | None = None
@@ -296,7 +296,7 @@ class ShapeQueue:
         return self._why is not None
 
     def infeasible(self) -> Reason | None:
-        """Say why no pool could ever serve this shape, if so; looked up once per topology."""
+        """Return why no pool could ever serve this shape, if so; computed once per topology."""
         if self._topology != self.domain.pools.topology:
             self._topology = self.domain.pools.topology
             able = any(
@@ -349,7 +349,7 @@ class Domain:
     def that_may_use(self, key: Hashable, pool: ResourcePool) -> dict[int, ShapeQueue]:
         """Return the queues that a pool may hold, by the number of their heads.
 
-        A quick test that refuses none that has a place: ``ShapeQueue.admits`` decides.
+        A quick test that passes every queue that has a place: ``ShapeQueue.admits`` decides.
         """
         if pool.closed:
             return {}

@@ -31,7 +31,7 @@ class ReasonKind(str, enum.Enum):
     QUARANTINED = "quarantined"  # it would take a device that is out of service
     BUSY = "busy"  # in use by others
     RESERVED = "reserved"  # set aside for a demand that waited longer
-    DRAINING = "draining"  # the node takes nothing new
+    DRAINING = "draining"  # the node grants no more
     QUEUED = "queued"  # fits; is about to be placed
     GROUP_PENDING = "group_pending"  # its placement group is not placed
     TOGETHER = "together"  # each bundle fits, but not all at once
@@ -156,7 +156,7 @@ def explain(
     owner: object,
     fallbacks: Sequence[LabelSelector] = (),
 ) -> Reason:
-    """Say why nothing of these pools serves a demand now."""
+    """Return why none of these pools serves a demand now."""
     if not pools:
         return Reason(ReasonKind.NO_NODES)
     selectors = (selector, *fallbacks)
@@ -171,7 +171,7 @@ def explain(
 
 
 def too_small(needs: Needs, node: ResourcePool) -> Reason:
-    """Say what a node, to which a demand is bound, has too little of, or can't give so."""
+    """Return what the node of a hard affinity has too little of, or cannot give in this form."""
     wrong = unlawful(needs, [node])
     if wrong is not None:
         return wrong._replace(node_id=node.node_id)
@@ -188,7 +188,7 @@ def too_small(needs: Needs, node: ResourcePool) -> Reason:
 
 
 def no_bundle(group: str, bundles: Sequence[Needs], needs: Needs, index: int) -> Reason:
-    """Say why a demand can never be held by a bundle of its group; ``index`` -1 is any bundle."""
+    """Return why no bundle of its group can ever hold a demand; ``index`` -1 is any bundle."""
     if index >= len(bundles):
         count = _count(len(bundles), "bundle")
         return Reason(ReasonKind.NO_BUNDLE, detail=f"{group} has {count}, and none {index}")
@@ -205,13 +205,13 @@ def no_bundle(group: str, bundles: Sequence[Needs], needs: Needs, index: int) ->
 
 
 def by_gap(needs: Needs, pools: Iterable[ResourcePool]) -> list[ResourcePool]:
-    """Return the pools that could serve this, those that lack least of it now first."""
+    """Return the pools that could serve this, the one that lacks least of it now first."""
     able = [pool for pool in pools if not pool.closed and pool.could_fit(needs)]
     return sorted(able, key=lambda pool: (_gap(needs, pool), pool.order))
 
 
 def unlawful(needs: Needs, pools: Iterable[ResourcePool]) -> Reason | None:
-    """Say which amount can't be had of devices like those of all pools that have such; or None."""
+    """Return which amount the devices of no pool can serve, with the reason; None if all can."""
     for name, units in needs:
         if units % UNIT == 0:
             continue
@@ -320,7 +320,7 @@ def _available(pool: ResourcePool, name: str, units: int) -> int:
 
 
 def _most(pool: ResourcePool, name: str, units: int) -> int:
-    """Return what such an amount could draw on if nothing were held."""
+    """Return what such an amount could draw on if all were idle."""
     devices = pool.devices.get(name)
     if devices is None:
         return pool.total.get(name, 0)

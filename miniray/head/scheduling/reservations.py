@@ -1,9 +1,9 @@
-"""Capacity for demands that have waited long: reserved, or made free by asking for leases back.
+"""Capacity for demands that have waited long: reserved, or freed by requesting leases back.
 
-Responsible for choosing where, at a bounded cost; what is set aside is honoured by the pools, and
-owners are asked by ``directories/contention.py``. Capacity is reserved only where tasks hold it,
-which end: what actors and bundles hold may never come back, and what is free beside it would stand
-idle meanwhile.
+Responsible for choosing where, at a bounded cost; the pools honour reservations, and
+``directories/contention.py`` requests leases from their owners. Capacity is reserved only where
+tasks hold it, which end: what actors and bundles hold may never come back, and free capacity beside
+it would stand idle meanwhile.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     #: A copy of a pool as it will be when its tasks have ended.
     Later = Callable[[ResourcePool], ResourcePool]
 
-_MAX_POOLS = 32  # pools looked at per search for leases to ask back
-_MAX_LEASES = 256  # leases looked at per pool
+_MAX_POOLS = 32  # pools examined per search for leases to request back
+_MAX_LEASES = 256  # leases examined per pool
 
 
 def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None = None) -> bool:
@@ -137,7 +137,7 @@ def choose_revocations(
 def _choose_on(
     queue: ShapeQueue, pool: ResourcePool, leases: list[tuple[int, Allocation]]
 ) -> list[int]:
-    """Choose leases of one pool whose release frees enough, none of them needlessly."""
+    """Choose leases of one pool whose release frees enough; each of them is needed."""
     trial = pool.copy()
     chosen: dict[int, Allocation] = {}
     leases.sort(key=_by_size)

@@ -60,7 +60,7 @@ class ResourcePool:
             for name, shares in devices
         }
         self.labels: Mapping[str, str] = labels or {}
-        #: Grants nothing new: draining, or gone.
+        #: No more grants: draining, or gone.
         self.closed = closed
         #: Position in the stable order of its set.
         self.order = 0
@@ -105,7 +105,7 @@ class ResourcePool:
         )
 
     def could_fit(self, needs: Needs, *, repaired: bool = False) -> bool:
-        """Return whether this would be free if nothing were held, or out of service either."""
+        """Return whether this would be free if all were idle and in service."""
         return all(
             self.devices[name].could_fit(units, repaired=repaired)
             if name in self.devices
@@ -129,7 +129,7 @@ class ResourcePool:
         return min(found, default=0)
 
     def outline(self, most: Needs, owner: object) -> tuple[int, ...]:
-        """Return what an owner could take, in such an order that comparing it compares what fits.
+        """Return what an owner could take, ordered so that comparing it compares what fits.
 
         ``most`` names the resources, and how much of each matters at most.
         """
@@ -185,7 +185,7 @@ class ResourcePool:
         return self.total | usable
 
     def available(self) -> dict[str, int]:
-        """Return the free amount of each resource; 0 in debt, all 0 if nothing new is granted."""
+        """Return the free amount of each resource; 0 in debt, all 0 if the pool grants no more."""
         if self.closed:
             return dict.fromkeys([*self.free, *self.devices], 0)
         return self.unused()
@@ -241,7 +241,7 @@ class ResourcePool:
         self.version += 1
 
     def add_lease(self, lease_id: int, load: int = 0, placement: int = 0) -> None:
-        """Note a lease whose allocation is counted already.
+        """Record a lease whose allocation is counted already.
 
         ``load`` is CPU that it needed to be placed and does not hold; ``placement`` its number
         among all placements, 0 if it was not placed here just now.
@@ -278,7 +278,7 @@ class ResourcePool:
         return twin
 
     def emptied(self, *, repaired: bool = False) -> ResourcePool:
-        """Copy it with nothing held, without what is out of service unless ``repaired``."""
+        """Copy it with everything free, without what is out of service unless ``repaired``."""
         devices = [
             (
                 name,

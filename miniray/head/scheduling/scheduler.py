@@ -2,7 +2,7 @@
 
 Responsible for every such decision, without I/O and without a clock: the caller
 passes the time, in seconds of one monotonic clock. Not thread-safe. Each call that
-changes something returns all that was decided because of it.
+changes something returns all decisions that follow.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ClusterScheduler:
     ) -> Decisions:
         """Add a node, which may come back after a restart of the head with what runs there.
 
-        Nothing is granted on it before all that it reports is counted. Bundles ((group id, index),
+        Grants begin once all that it reports is counted. Bundles ((group id, index),
         allocation) that were awaited there and are not reported are placed again.
 
         Raises:
@@ -148,7 +148,7 @@ class ClusterScheduler:
 
     # --- leases --------------------------------------------------------------------
     def submit(self, request: LeaseRequest, now: float) -> Decisions:
-        """Ask for a lease: it is granted, fails, or waits in its shape's queue.
+        """Request a lease: it is granted, fails, or waits in its shape's queue.
 
         Raises:
             ValueError: the id names a lease or a waiting request already.
@@ -182,7 +182,7 @@ class ClusterScheduler:
         return table.settle(Decisions(), now)
 
     def release(self, lease_id: int, now: float) -> Decisions:
-        """End a lease. Ids that hold nothing (their node is gone) change nothing."""
+        """End a lease. Ids without a lease (their node is gone) have no effect."""
         table = self._table
         lease = table.leases.pop(lease_id, None)
         if lease is None:
@@ -228,7 +228,7 @@ class ClusterScheduler:
 
     # --- placement groups ------------------------------------------------------------
     def create_group(self, state: GroupPlacement, now: float) -> Decisions:
-        """Ask for a placement group: all its bundles are placed, or it waits.
+        """Request a placement group: all its bundles are placed, or it waits.
 
         After a restart of the head, ``state.awaited`` names the nodes that are to report them.
         Raises ValueError if the id is taken.
@@ -314,7 +314,7 @@ class ClusterScheduler:
         return [each.request.lease_id for each in sorted(pending, key=lambda each: each.number)]
 
     def explain(self, lease_id: int) -> Reason | None:
-        """Say why a request waits; None if it does not. Looks at every node."""
+        """Return why a request waits; None if it does not. Looks at every node."""
         queue = self._table.queue_of.get(lease_id)
         if queue is None:
             return None
@@ -335,7 +335,7 @@ class ClusterScheduler:
         return None if group is None else group.explain(self.nodes.values())
 
     def explain_groups(self, looks: int) -> dict[bytes, Reason | None]:
-        """Say why groups are not placed, by id; None for those that came too late.
+        """Say why groups are not placed, by id; None for groups beyond the limit.
 
         ``looks`` is how many nodes to look at, for all bundles together: like groups need one look.
         """
@@ -379,7 +379,7 @@ class ClusterScheduler:
 
     # --- inside --------------------------------------------------------------------------
     def _impossible(self, demand: Demand) -> Reason | None:
-        """Say why a demand can never be met, whatever joins the cluster; None if it can."""
+        """Return why a demand can never be met, whatever joins the cluster; None if it can."""
         placement = demand.placement
         if isinstance(placement, NodeAffinity) and not placement.soft:
             node = self.nodes.get(placement.node_id)

@@ -61,7 +61,7 @@ class ResourceTable:
         #: Pools that gained capacity.
         self._grown: dict[ResourcePool, None] = {}
         self._reserve_again = False
-        #: When to look next for those that have waited long: not after the first of them has.
+        #: When to look next for requests that have waited long: at the latest when the first has.
         self._look_at: float | None = None
 
     # --- asking --------------------------------------------------------------------
@@ -83,7 +83,7 @@ class ResourceTable:
                 del self._busy[domain]
 
     def next_deadline(self) -> float | None:
-        """Return when to look next for what has waited long; None if nothing waits."""
+        """Return when to look next for what has waited long; None if the queues are empty."""
         return self._look_at if self.queue_of or self.groups.unplaced else None
 
     # --- leases --------------------------------------------------------------------
@@ -143,7 +143,7 @@ class ResourceTable:
             self.lift(queue)
 
     def leave(self, node_id: str, out: Decisions) -> None:
-        """Place what waited for a node that may be of no use any more, if it could go elsewhere."""
+        """Place what waited for a node that may have become useless, if it could go elsewhere."""
         for queue in self.domain.preferring(node_id):
             while queue.waiting:
                 pool = queue.find(None)
@@ -191,7 +191,7 @@ class ResourceTable:
                     break
 
     def free_bundle(self, pool: ResourcePool) -> None:
-        """Give a removed group's bundle back to its node if nothing holds it any more."""
+        """Give a removed group's bundle back to its node once all its leases have ended."""
         allocation = self.groups.free_if_done(pool)
         if allocation is not None:
             node = self.nodes[allocation.node_id]
@@ -275,13 +275,13 @@ class ResourceTable:
 
     # --- reserving capacity ----------------------------------------------------------
     def _note_wait(self, since: float) -> None:
-        """Note that the head of a queue, or a group, has waited since then."""
+        """Record since when the head of a queue, or a group, has waited."""
         due = since + self._reserve_after
         if due > self.time and (self._look_at is None or due < self._look_at):
             self._look_at = due
 
     def _due(self) -> list[ShapeQueue | Group]:
-        """Return the first that have waited long, could be served, and have nothing reserved."""
+        """Return the first that have waited long, could be served, and have no reservation."""
         long_ago = self.time - self._reserve_after
         queues = [
             queue
@@ -296,7 +296,7 @@ class ResourceTable:
         return heapq.nsmallest(_RESERVATIONS_AT_ONCE, [*queues, *groups], key=lambda o: o.number)
 
     def _next_look(self) -> float | None:
-        """Return when the first of those that have not waited long will have."""
+        """Return when the next request will have waited long."""
         sinces = [queue.head.since for queue in self.waiting_queues()]
         sinces += [group.since for group in self.groups.unplaced.values()]
         long_ago = self.time - self._reserve_after
@@ -344,7 +344,7 @@ class ResourceTable:
 
     @staticmethod
     def _note_sharing(domain: Domain, pool: ResourcePool, allocation: Allocation) -> None:
-        """Note that a device became fuller, and so a better place for further shares."""
+        """Record that a device became fuller, and so a better place for further shares."""
         for name, ((_, units), *_) in allocation.devices:
             if units < UNIT:
                 domain.pools.note_better(pool, name)
