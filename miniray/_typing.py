@@ -1,9 +1,9 @@
-"""The types of ``.remote(...)``: what type checkers see of functions, classes and methods.
+"""The types of ``.remote(...)``: functions, classes and methods as type checkers see them.
 
 Every parameter of type T takes a T or an ``ObjectRef[T]``. Python can't say this of
 a ParamSpec, so there is one overload per number of arguments by position that may be
-refs, matched against the function itself (``_call``); what comes after them, and what
-is given by name, are plain values. Nothing here runs.
+refs, matched against the function itself (``_call``); later ones, and those given by name, are
+plain values. Nothing here runs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Remote(Generic[Out_co]):
 
         Args:
             *args: Values, or nodes that make them.
-            **kwargs: The same, by name.
+            **kwargs: Values, or refs of them, by name.
         """
         from miniray.dag.nodes import bound
 
@@ -220,7 +220,7 @@ class Remote(Generic[Out_co]):
 if TYPE_CHECKING:
 
     class _OfSelf(Protocol[P, R_co]):
-        """A method whose first parameter may be given by name, as far as Python knows."""
+        """A method whose first parameter may be given by name, as Python allows."""
 
         def __call__(_, self: Any, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: N805
 

@@ -207,7 +207,7 @@ class ActorHandle(_BareHandle[T]):
 if TYPE_CHECKING:
     ActorProxy = _BareHandle[T] | type[T]
 else:
-    #: What ``ActorClass.remote`` returns, for annotations. Type checkers know the methods marked
+    #: What ``ActorClass.remote`` returns, for annotations. Type checkers see the methods marked
     #: with ``@method`` by it, and no others. Those of an ``ActorHandle[Counter]`` take and return
     #: anything; with miniray's plugin for mypy the two are one, and all methods are exact.
     ActorProxy = ActorHandle[T] | type[T]
@@ -393,7 +393,7 @@ def method(*, num_returns: str, **options: Any) -> ManyMethodDecorator[Any]: ...
 def method(*args: Any, **options: Any) -> Any:
     """Give a method of an actor class its types and options.
 
-    Type checkers know marked methods exactly. Others have exact types only with miniray's
+    Type checkers see the exact types of marked methods. Others have exact types only with miniray's
     plugin for mypy; without it, those of an ``ActorHandle`` return ``ObjectRef[Any]``.
 
     Usable as ``@method`` and ``@method(num_returns=2)``.

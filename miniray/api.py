@@ -1,7 +1,7 @@
-"""The functions of ``import miniray``: they check arguments and ask the runtime.
+"""The functions of ``import miniray``: they check arguments and call the runtime.
 
 The first of them that needs a runtime starts an embedded cluster where ``init()``
-was not called. Nothing here knows how a runtime works.
+was not called. Nothing here depends on how a runtime works.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def init(
         gpu_family: "nvidia", "amd" or "intel". Default: what is found first, else "nvidia".
         resources: Further ones by name: amounts, or ``{"count": 4, "env": "FPGA_VISIBLE"}``.
         labels: Labels of the node of a new cluster.
-        namespace: Where names are looked up. Default: one that nobody else uses.
+        namespace: Where names are looked up. Default: an unused one.
         runtime_env: Environment of the job's tasks and actors.
         log_to_driver: Whether what workers print is printed here too. Default: True.
         ignore_reinit_error: Return the context of the first call if there was one.
@@ -237,7 +237,7 @@ def put(value: T, *, _owner: None = None) -> ObjectRef[T]:
 
     Raises:
         TypeError: The value is a ref already, or can't be pickled; or an owner is given.
-        ObjectStoreFullError: It fits neither into memory nor on disk.
+        ObjectStoreFullError: The value fits neither into memory nor on disk.
     """
     if type(value) is ObjectRef:  # another engine refuses its own, which spares each value a look
         raise TypeError(
@@ -357,8 +357,8 @@ def cancel(
     """Cancel the task or call that makes a value; ``get`` then raises TaskCancelledError.
 
     A task that runs gets a KeyboardInterrupt, an async method a CancelledError. Other methods
-    of actors run on; they can ask ``get_runtime_context().is_canceled()``, and what they have
-    started is cancelled. What has finished stays.
+    of actors run on; they can check ``get_runtime_context().is_canceled()``, and calls that they
+    have made are cancelled. What has finished stays.
 
     Args:
         ray_waitable: What the task or call returned, here or in the process that passed it on.

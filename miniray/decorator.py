@@ -199,7 +199,7 @@ def remote(*args: Any, **options: Any) -> Any:
             ``concurrency_groups``, ``max_pending_calls``.
 
     Raises:
-        TypeError: It is neither a function nor a class, or a value is of a wrong type.
+        TypeError: The target is neither a function nor a class, or a value is of a wrong type.
         ValueError: There is no such option, or its value is not allowed.
     """
     if not args:

@@ -1,7 +1,7 @@
 """Every error that miniray raises, each picklable, with its facts as attributes.
 
-The class says what happened, the message says it in sentences, names the thing
-and tells what to do. Ray's names for the same errors are aliases at the end.
+The class says what happened, the message says it in sentences, names the thing and what to do.
+Ray's names for the same errors are aliases at the end.
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ class GetTimeoutError(MinirayError, TimeoutError):
 
         Args:
             id: Hex id of its ref.
-            call: The name of what makes it; empty if that is not known.
+            call: The name of the call that makes it; empty if that is not known.
             missing: How many were missing,
             total: Number of values waited for.
             timeout: In seconds.
@@ -459,7 +459,7 @@ class ObjectStoreFullError(MinirayError):
         needed: Bytes of the value.
         used: Bytes of memory that other values take.
         capacity: Bytes of memory that the store may take.
-        details: Who holds how much of memory and disk, and what failed.
+        details: The holders of memory and disk with their amounts, and what failed.
         node_id: Hex id of the node, or empty.
     """
 
@@ -497,7 +497,7 @@ class ObjectStoreFullError(MinirayError):
 
 
 class EngineError(MinirayError, NotImplementedError):
-    """The engine that this process has chosen does not offer what was asked for."""
+    """The engine that this process has chosen does not offer the feature."""
 
 
 # Ray's names.
@@ -511,7 +511,7 @@ PendingCallsLimitExceeded = PendingCallsLimitExceededError
 TaskPlacementGroupRemoved = PlacementGroupRemovedError
 ActorPlacementGroupRemoved = PlacementGroupRemovedError
 
-#: Those of Ray that are not here, and what is raised instead.
+#: Exceptions of Ray that are not here, and what is raised instead.
 _ABSENT = {
     "AsyncioActorExit": "use miniray.actor.exit_actor()",
     "CrossLanguageError": "tasks and actors are Python",

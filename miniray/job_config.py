@@ -45,7 +45,7 @@ class JobConfig:
         _py_driver_sys_path: Refused.
 
     Raises:
-        TypeError: A value is of a wrong type, or miniray cannot do what it asks for.
+        TypeError: A value is of a wrong type, or asks for a feature that miniray lacks.
         ValueError: ``default_actor_lifetime`` is neither of the two.
 
     Examples:
@@ -97,7 +97,7 @@ class JobConfig:
 
         Args:
             runtime_env: As ``init`` takes it; None is none.
-            validate: It is checked in any case.
+            validate: Without effect: it is always checked.
         """
         del validate
         self.runtime_env: Mapping[str, Any] = (

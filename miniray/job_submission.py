@@ -1,7 +1,7 @@
 """Programs that are submitted to a cluster and run there by themselves, with Ray's names.
 
-``JobSubmissionClient`` submits and looks at them, as the command ``miniray job`` does. Which
-processes run them, and what is kept of them, the head and the daemons decide.
+``JobSubmissionClient`` submits and looks at them, as the command ``miniray job`` does. The head and
+the daemons decide which processes run them, and what is kept of them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class JobType(str, enum.Enum):
 
     #: It was submitted.
     SUBMISSION = "SUBMISSION"
-    #: It is a program that has called ``init()`` by itself.
+    #: A program that has called ``init()`` by itself.
     DRIVER = "DRIVER"
 
 
@@ -212,8 +212,8 @@ class JobSubmissionClient:
             job_id: Ray's earlier name of ``submission_id``.
             runtime_env: Of the command, and of the drivers in it.
             metadata: Strings by name, shown with the job.
-            submission_id: Its id; None: one is made. One that asks for the same is the same job.
-            entrypoint_num_cpus: What the command holds; if nothing, it runs on the head's node.
+            submission_id: Its id; None: one is made. An equal request for this id is the same job.
+            entrypoint_num_cpus: What the command holds; if none, it runs on the head's node.
             entrypoint_num_gpus: GPUs that it holds, and sees.
             entrypoint_memory: Bytes.
             entrypoint_resources: Custom resources.
@@ -309,7 +309,7 @@ class JobSubmissionClient:
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
         """Yield what a job prints, from its beginning on, until it has ended.
 
-        A cut of the connection, or a head that starts again, neither ends it nor repeats anything.
+        It goes on without repetition after a cut connection or a restart of the head.
 
         Raises:
             JobNotFoundError: There is no such job.

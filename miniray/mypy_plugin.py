@@ -75,7 +75,7 @@ _CALLABLES = frozenset(
 
 
 class MinirayPlugin(Plugin):
-    """What mypy asks for; see the module's docstring."""
+    """The plugin of mypy; see the module's docstring."""
 
     def get_class_decorator_hook_2(self, fullname: str) -> Callable[[ClassDefContext], bool] | None:
         """``@remote`` on a class."""
@@ -94,7 +94,7 @@ class MinirayPlugin(Plugin):
         return self._remote_of_class if name == "remote" else self._options_of_class
 
     def get_type_analyze_hook(self, fullname: str) -> Callable[[AnalyzeTypeContext], Type] | None:
-        """``ActorProxy[Counter]``: the plugin knows as much of an ``ActorHandle[Counter]``."""
+        """``ActorProxy[Counter]``: the plugin gives an ``ActorHandle[Counter]`` the same types."""
         return _handle_for_proxy if fullname == _PROXY else None
 
     def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
@@ -281,7 +281,7 @@ def _declaration(node: object, actor: Instance) -> tuple[CallableType | None, Pr
 
 
 def _as_of(actor: Instance, owner: TypeInfo, declared: Type | None) -> ProperType | None:
-    """Bind the type variables of ``owner`` in a type to what they are in this actor."""
+    """Bind the type variables of ``owner`` in a type to their types in this actor."""
     if declared is None:
         return None
     return get_proper_type(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Checks = dict[str, "Callable[[str, Any], Any]"]
 
 _NO_END = "-1 is without end"
-#: Amount of ``accelerator_type:X`` that a task asks for to be placed where X is.
+#: Amount of ``accelerator_type:X`` that a task demands to be placed where X is.
 _TYPE_SHARE = 0.001
 
 
@@ -158,14 +158,14 @@ _UNSUPPORTED = {
 def checked(
     given: Mapping[str, Any], known: Checks, what: str, base: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Check what a user gave and put it over ``base``; what is left out has its default.
+    """Check what a user gave and put it over ``base``; other options have their defaults.
 
     Args:
         given: Option names and values as the user wrote them. None means the default, but for
             ``placement_group``: no group, though the caller's captures what it starts.
         known: The options there are, with their checks.
-        what: What they are options of, for messages: "a task", "an actor".
-        base: Checked options that hold where ``given`` says nothing.
+        what: Their subject, for messages: "a task", "an actor".
+        base: Checked options that hold for those not in ``given``.
 
     Raises:
         ValueError: There is no such option, or its value is not allowed.
@@ -347,7 +347,7 @@ def _strategy_of(options: Mapping[str, Any]) -> Any:
 def _by_labels(
     strategy: NodeLabelSchedulingStrategy, selectors: tuple[dict[str, str], ...]
 ) -> tuple[dict[str, str], ...]:
-    """Add what the strategy asks for to each selector: with its soft conditions, then without."""
+    """Add the strategy's conditions to each selector: with its soft ones, then without."""
     found = []
     for selector in selectors:
         must = {**selector, **strategy.hard}

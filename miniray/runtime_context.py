@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class RuntimeContext:
     """The job, node, worker, task and actor that the running code belongs to.
 
-    Every method asks anew, so that one context can be kept and used from any task.
+    Every method looks values up again, so that one context can be kept and used from any task.
     All ids are hex strings.
     """
 
@@ -61,7 +61,7 @@ class RuntimeContext:
         return self._data.task_id
 
     def get_task_name(self) -> str | None:
-        """Return the name of what runs, as ``f`` or ``Class.method``; None in a driver."""
+        """Return the name of the running call, as ``f`` or ``Class.method``; None in a driver."""
         name = self._data.task_name
         return None if name is None else short_name(name)
 
@@ -72,8 +72,8 @@ class RuntimeContext:
     def is_canceled(self) -> bool:
         """Return whether the task or call that runs was cancelled, so that it can end by itself.
 
-        Methods of plain and threaded actors are not interrupted by a cancel: they have
-        to ask here.
+        Methods of plain and threaded actors are not interrupted by a cancel: they have to check
+        here.
 
         Raises:
             RuntimeError: Nothing runs here that could be cancelled: this is a driver.
@@ -132,7 +132,7 @@ class RuntimeContext:
         """Return what the task or actor holds, in units by resource name.
 
         Raises:
-            RuntimeError: This is a driver, which holds nothing.
+            RuntimeError: This is a driver, which holds no resources.
         """
         data = self._data
         if data.task_id is None and data.actor_id is None:
@@ -230,7 +230,7 @@ class InitContext(Mapping[str, Any]):
         python_version: Version of Python, as text.
         miniray_version: Version of miniray, as text.
         dashboard_url: ``HOST:PORT`` of the page, which ``miniray dashboard`` opens; None if this
-            node does not know one.
+            node has none.
     """
 
     def __init__(self, address_info: Mapping[str, Any], shutdown: Callable[[], None]) -> None:

@@ -60,7 +60,7 @@ class DataParallelTrainer:
             it takes a parameter.
         train_loop_config: What the function is called with.
         backend_config: What connects the workers. Default: nothing.
-        scaling_config: How many workers, and what each holds. Default: one with 1 CPU.
+        scaling_config: How many workers, and the resources of each. Default: one with 1 CPU.
         run_config: Name, storage and rules of the run.
         datasets: Datasets by name, of which each worker gets its part from
             ``get_dataset_shard(name)``: PyTorch datasets, Arrow tables, paths of Parquet files,
@@ -205,7 +205,7 @@ def refuse_unsupported(trainer: str, given: dict[str, Any]) -> None:
 
 
 def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
-    """Return the train loop of a function that takes a config or nothing.
+    """Return the train loop of a function that takes a config or no argument.
 
     Raises:
         ValueError: It is no function, one that a call does not run, or takes more than one

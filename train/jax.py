@@ -1,6 +1,6 @@
 """Training with JAX, with the public names of Ray Train's JAX module.
 
-``JaxConfig`` says how JAX connects the workers, and what TPU hosts get as variables. JAX itself is
+``JaxConfig`` says how JAX connects the workers, and which variables TPU hosts get. JAX itself is
 loaded by the workers only.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JaxConfig", "JaxTrainer"]
 
-#: What only the run knows: a platform tells each host of the slices that it was started with, and
+#: Set by the run only: a platform gives each host those of the slices that it was started with, and
 #: libtpu waits for those also when the run has fewer.
 DECIDED_HERE = frozenset(
     {"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"}
@@ -157,7 +157,7 @@ class JaxBackend(Backend):
             initialization_timeout=self._config.timeout_s,
             shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT,
             coordinator_bind_address=address if member.ranks.world_rank == 0 else None,
-            # A batch system around the cluster says nothing of these processes.
+            # A batch system around the cluster does not describe these processes.
             cluster_detection_method="deactivate",
         )
         self._connected = True
@@ -184,7 +184,7 @@ class JaxTrainer(DataParallelTrainer):
     ``jax.distributed`` is initialised when the loop begins: ``jax.devices()`` are the devices of
     all workers, ``jax.local_devices()`` those of this one, and ``jax.process_index()`` is its
     rank. On TPUs each worker is a host of a slice. ``jax_config`` says how they are connected;
-    the other arguments, and what is raised, are those of ``DataParallelTrainer``.
+    the other arguments, and errors, are those of ``DataParallelTrainer``.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class RayLightningEnvironment(_LightningEnvironment):  # type: ignore[misc]
 
 
 class _InGroup:
-    """What each strategy knows of the worker group; before Lightning's class among the bases."""
+    """What all strategies take from the worker group; before Lightning's class among the bases."""
 
     world_size: int
     global_rank: int
@@ -148,7 +148,7 @@ _Callback: Any = lightning().callbacks.Callback
 
 
 class RayTrainReportCallback(_Callback):  # type: ignore[misc]
-    """Reports after each training epoch: what was logged, epoch, step, and a checkpoint.
+    """Reports after each training epoch: logged metrics, epoch, step, and a checkpoint.
 
     The checkpoint holds the file ``CHECKPOINT_NAME``, from which ``trainer.fit(ckpt_path=...)``
     goes on.

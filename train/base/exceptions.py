@@ -80,7 +80,7 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
 
 
 class TrainLoopLoadError(TrainingFailedError):
-    """A worker could not load the train loop; its cause is what loading has raised."""
+    """A worker could not load the train loop; its cause is the exception of loading."""
 
 
 class StorageNotSharedError(TrainingFailedError, ValueError):
@@ -130,7 +130,7 @@ class CallbackError(MinirayError):
 
 #: An error shows for at most this many ranks what they were doing, or why they failed at one place.
 MOST_TOLD = 16
-#: An exception keeps so many causes on its way, itself included.
+#: An exception keeps this many causes on its way, itself included.
 MOST_CAUSES = 8
 
 
@@ -160,7 +160,7 @@ class WorkerFailure:
 
     @classmethod
     def to_load(cls, error: TaskError) -> WorkerFailure:
-        """Describe that a worker could not load the train loop, so that nothing has run."""
+        """Describe that a worker could not load the train loop, which therefore did not begin."""
         failure = TrainLoopLoadError(
             f"The worker could not load the train loop: {type(error.cause).__name__}: "
             f"{error.cause}. What train_loop_per_worker, train_loop_config and datasets refer to "

@@ -31,7 +31,7 @@ class WorkerInfo:
         pid: Process id on its node.
         accelerator_ids: Ids of its devices, by resource name.
         worker_id: Hex id of its process in the cluster.
-        output: Path on its node of the files with what it prints, without ``.out`` and ``.err``;
+        output: Path on its node of its output files, without ``.out`` and ``.err``;
             empty if there are none.
     """
 

@@ -2,7 +2,7 @@
 
 Pure bookkeeping. A step with a checkpoint is complete when every rank has reported its
 index. One with metrics alone does not wait for ranks that returned, or that report far less
-often. Steps are given out in order of their index, in whatever order reports arrive.
+often. Steps are given out in order of their index, regardless of the order in which reports arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics with NumPy numbers as Python ones.
 
     Raises:
-        TypeError: They are not a dictionary with string keys, or hold what can't be sent or kept.
+        TypeError: The metrics are not a dictionary with string keys, or hold values that can't be
+            sent or kept.
         ValueError: They hold a tensor.
     """
     if not hasattr(metrics, "items"):

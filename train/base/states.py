@@ -67,7 +67,7 @@ class ScalingDecision:
         return 0 if self.least is None else max(0, self.num_workers - size)
 
     def grown(self, size: int, reserved: int) -> ScalingDecision | None:
-        """Return the group with what is reserved, in whole steps; None if that adds no worker.
+        """Return the group with the reserved workers, in whole steps; None if that adds no worker.
 
         Args:
             size: Number of workers that run.

@@ -1,4 +1,4 @@
-"""Callbacks of a run: their base class, and what calls their hooks, one at a time.
+"""Callbacks of a run: their base class, and the caller of their hooks, one at a time.
 
 An exception in a hook becomes a ``CallbackError``, which names the callback and the hook. When
 which hook is called is the controller's and the recorder's part.

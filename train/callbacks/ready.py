@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class JsonLinesFile:
-    """Appends rows as lines of JSON; values that JSON does not know are written as text."""
+    """Appends rows as lines of JSON; values without a JSON form are written as text."""
 
     def __init__(self, path: Path) -> None:
         _cut_half_a_line(path)
@@ -48,8 +48,8 @@ class JsonLinesFile:
 class CsvFile:
     """Appends rows as CSV.
 
-    A row with a key that had no column yet adds one: the file is written anew once, with empty
-    cells in the rows before.
+    A row with a new key adds a column: the file is rewritten once, with empty cells in earlier
+    rows.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,7 +173,7 @@ class CSVCallback(_FileCallback):
     """Writes each report as a row of CSV, with a column for each metric.
 
     Keys of nested dictionaries are joined by ``/``. A metric that appears later gets a column
-    then; rows before have nothing in it. The arguments are those of ``JSONCallback``.
+    then; earlier rows are empty in it. The arguments are those of ``JSONCallback``.
     """
 
     _kind = CsvFile
@@ -227,7 +227,7 @@ _RUN_TAG = "miniray.run"
 
 _MLFLOW = {"mlflow": ["mlflow"]}
 
-#: MLflow takes so many metrics in one request.
+#: MLflow takes this many metrics in one request.
 _MOST_METRICS = 1000
 
 _STATUS = {
@@ -247,7 +247,7 @@ class MLflowCallback(Callback):
     Args:
         tracking_uri: Server or folder of MLflow. Default: what MLflow itself uses.
         experiment_name: Experiment of the run; made if there is none. Default: the run's name.
-        params: Values to log as parameters beside the number of workers and what they hold.
+        params: Values to log as parameters beside the number of workers and their resources.
         tags: Tags of the run.
         step_key: A metric that counts steps, to be used in place of the number of the report.
 

@@ -1,4 +1,4 @@
-"""``RunConfig`` and its parts; ``Callback``: what the code of a user learns of a run.
+"""``RunConfig`` and its parts; ``Callback``: the hooks of a run for users' code.
 
 Callbacks observe; they decide nothing. What calls them, and what an exception in one means, is in
 ``callbacks/__init__.py``.
@@ -95,7 +95,7 @@ class FailureConfig:
         check_field(self, "hang_timeout_s", above_zero, or_none="sets no limit")
 
     def allows(self, failures: int, *, at_start: bool) -> bool:
-        """Return whether workers are started again after so many failures, or losses at the start.
+        """Return whether workers start again after this many failures, or lost starts.
 
         Args:
             failures: How many of this kind there were, the last one included.
@@ -110,8 +110,8 @@ class LoggingConfig:
     """What the train layer itself logs, in the controller and on every rank.
 
     Args:
-        log_level: Least level of what the logger ``miniray.train`` passes on, by the names of
-            Python's ``logging``. Other loggers are not touched.
+        log_level: Least level of records that the logger ``miniray.train`` passes on, by the names
+            of Python's ``logging``. Other loggers are not touched.
 
     Raises:
         ValueError: There is no such level.
@@ -254,7 +254,7 @@ class RunContext:
             continues this one. None in other hooks.
         run_id: Tells the run from others of the same name.
         train_loop_config: As given to the trainer, with JSON values, as ``config.json`` of
-            the run's folder has it: what JSON has no form for is text, and secrets are left out.
+            the run's folder has it: values without a JSON form are text, and secrets are left out.
     """
 
     name: str
@@ -347,8 +347,8 @@ class ProgressCallback(Callback):
     """Tells the driver's display how far a run is to go, so that it can say the time left.
 
     The display is there without it too: on a terminal a line that is kept up to date with epoch,
-    steps per second, and the newest metrics, elsewhere plain lines. It is the driver that shows
-    it, since the controller has no terminal.
+    steps per second, and the newest metrics, elsewhere plain lines. The driver shows it, since the
+    controller has no terminal.
 
     Args:
         total_steps: Steps that the run is going to make.

@@ -1,7 +1,7 @@
-"""``ScalingConfig``: how many workers train, and what each of them holds.
+"""``ScalingConfig``: how many workers train, and the resources of each.
 
-Only what follows from the values given; whether a cluster has room for it is
-the head's question. Shapes of TPU slices come from ``miniray.accelerators.tpu``.
+Only what follows from the values given; the head decides whether a cluster has the capacity. Shapes
+of TPU slices come from ``miniray.accelerators.tpu``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _EXAMPLE = 'topology="4x4", accelerator_type="TPU-V6E"'
 
-#: Amount of ``accelerator_type:<type>`` that a worker asks for; there is 1 per node.
+#: Amount of ``accelerator_type:<type>`` that a worker demands; there is 1 per node.
 ACCELERATOR_TYPE_SHARE = 0.001
 
 
-# By name only: Ray takes the first one for trainer_resources, which nobody means.
+# By name only: Ray takes the first one for trainer_resources, which is never meant.
 @dataclasses.dataclass(kw_only=True)
 class ScalingConfig:
-    """How many workers train, and what each of them holds.
+    """How many workers train, and the resources of each.
 
     Args:
         num_workers: Number of workers; each is an actor that runs the train loop. A pair
@@ -48,14 +48,14 @@ class ScalingConfig:
         accelerator_type: Workers run only on nodes with this type, such as ``"A100"`` or
             ``"TPU-V6E"``.
         placement_strategy: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``. The
-            workers of a TPU slice with several hosts are on a host each, whatever this says.
+            workers of a TPU slice with several hosts are on a host each, with any strategy.
         label_selector: Conditions on the labels of the nodes of workers, such as
             ``{"zone": "in(a, b)"}``: one dictionary for all workers, or a list with one for each.
         trainer_resources: What the controller of the run holds. Default: nothing; it only
             coordinates.
         elastic_resize_monitor_interval_s: With a pair as ``num_workers``, a group grows at the
             first checkpoint that is complete this many seconds after it has begun or later, if
-            there is room for more workers by then. It shrinks when workers are lost, which
+            there is capacity for more workers by then. It shrinks when workers are lost, which
             ``FailureConfig(max_failures)`` has to allow.
         placement_timeout_s: Seconds that workers may wait for their resources before the run
             fails, with what is missing. Default: no limit.
@@ -265,7 +265,7 @@ class ScalingConfig:
         return "STRICT_SPREAD" if self.workers_step > 1 else self.placement_strategy
 
     def bundle_label_selectors(self, num_workers: int) -> list[dict[str, str]] | None:
-        """Return conditions on the node of each of so many workers; None for none."""
+        """Return conditions on the node of each of ``num_workers`` workers; None for none."""
         if self.use_tpu and self.topology:
             return [_slice_labels(self, index) for index in range(num_workers)]
         if self.label_selector is None:

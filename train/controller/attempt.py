@@ -105,7 +105,7 @@ class Attempt:
     # --- the calls of ranks -----------------------------------------------------------------
 
     async def report(self, rank: int, index: int, report: Report) -> None:
-        """Enter a report; what is reported after the attempt was closed is dropped."""
+        """Enter a report; reports after the attempt was closed are dropped."""
         if self._closed:
             return
         now = self._last_report[rank] = self.last_progress = time.monotonic()
@@ -263,7 +263,7 @@ class Attempt:
     # --- what has become of it --------------------------------------------------------------
 
     def close(self) -> None:
-        """Take no more reports: what was reported by now is what the attempt has achieved."""
+        """Take no more reports: the attempt has achieved what was reported by now."""
         self._complete([] if self._closed else self._board.close(time.monotonic()))
         self._closed = True
         self._change()

@@ -1,7 +1,7 @@
 """What a run shows outside of its processes: a row in the cluster's list of runs, and its page.
 
-The row is in the head's key-values, and changes with the run's state. The page is answered by this
-process on request, with what is in memory already. The requests are made in ``run/page.py``.
+The row is in the head's key-values, and changes with the run's state. This process answers the page
+on request, from its memory. The requests are made in ``run/page.py``.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class RunBoard:
                     self._runtime.head.tell("kv_del", TRAIN_RUNS, key)
 
     async def _told(self, version: int) -> str:
-        """Return the run as JSON; what is long, only if the reader has an older version of it."""
+        """Return the run as JSON; long parts only if the reader has an older version of them."""
         page = {
             **public(self.facts.as_json(self.feed.state, "")),
             "ranks": self._ranks(),

@@ -284,14 +284,14 @@ class TrainController:
                 # What the train loop raises is part of an outcome, so it has not begun.
                 self._attempt.lose(rank, WorkerFailure.to_load(error))
                 return
-            # The frames in which it was awaited here say nothing.
+            # The frames in which it was awaited here do not help.
             self._attempt.lose(rank, WorkerFailure.of(error.with_traceback(None)))
             return
         if result.failure is not None:
             self._attempt.fail(rank, result.failure)
             return
         self._attempt.finish(rank, result.value)
-        # Its sockets tell the others, should they wait for it in a collective call.
+        # Its end closes its sockets, which fails a collective call in which others wait for it.
         await asyncio.sleep(RETURN_GRACE)
         assert self._group is not None
         await self._group.end_rank(rank)
@@ -368,7 +368,7 @@ class TrainController:
             await self._blocking(self._callbacks.tell, "on_state_change", old, state)
 
     def _fail(self, error: BaseException) -> None:
-        """End in ERRORED without asking callbacks, which may be what failed."""
+        """End in ERRORED without calling callbacks, which may have failed."""
         if isinstance(error, TrainingFailedError):
             logger.debug("Run %s failed.", self._spec.name, exc_info=error)
             error = error.with_traceback(None)  # it says all that a user needs

@@ -1,7 +1,7 @@
-"""News of a run for drivers: kept until they ask, and sent when there is more.
+"""News of a run for drivers: kept until requested, and sent when there is more.
 
 Several drivers may follow one run, each from where it is. Only the newest are kept, so a driver
-that asks seldom misses rows of metrics but never the state.
+with rare requests misses rows of metrics but never the state.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from miniray.train.base.reports import Step
 
-#: So many rows of metrics, and so many remarks, are kept; of more, the newest.
+#: The most rows of metrics, and remarks, that are kept; of more, the newest.
 MAX_ROWS = 50
 MAX_NOTES = 50
 
 
 class Seen(NamedTuple):
-    """How far a reader is; a new one has seen nothing.
+    """How far a reader is; a new one is at 0.
 
     Attributes:
         version: Counts all news.

@@ -61,11 +61,11 @@ def _amount(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
-#: Seconds that an elastic group waits for what others hold, such as the workers before it whose
+#: Seconds that an elastic group waits for resources in use, such as those of earlier workers whose
 #: processes are just ending, before it begins smaller.
 SETTLE_TIMEOUT = 1.5
 
-#: Among so many placement groups that wait, the reason of one's own is looked for.
+#: The most waiting placement groups among which the reason of this one is looked up.
 MAX_WAITING = 1000
 
 
@@ -127,7 +127,7 @@ class BundleReservation:
         return [index for index in range(self.size) if not nodes.get(index)]
 
     def remove(self) -> None:
-        """Give the resources back, or ask for them no longer."""
+        """Give the resources back, or withdraw the request."""
         try:
             remove_placement_group(self.placement)
         except (MinirayError, OSError) as error:
@@ -143,7 +143,7 @@ async def largest_reservation(
     """Reserve the largest of some sizes that fits; wait until the smallest does."""
     size: int | None = sizes[0]
     if len(sizes) > 1:
-        # First what the nodes could hold: of that, what others hold may be free in a moment.
+        # First what the nodes could hold: resources in use may be free in a moment.
         size = await _largest(ask, sizes, lambda fit: fit is not Fit.NEVER)
     while size is not None and size > sizes[0]:
         reserved = ask(size)
@@ -188,7 +188,7 @@ class Growth:
 
     Args:
         group: That a run starts with.
-        interval: Seconds that a group runs at least before it asks for more.
+        interval: Seconds that a group runs at least before it requests more.
     """
 
     def __init__(self, group: ScalingDecision, interval: float) -> None:
@@ -201,10 +201,10 @@ class Growth:
         self._decision: ScalingDecision | None = None
 
     def begin(self, size: int, reserve: Callable[[int], BundleReservation]) -> None:
-        """Ask for more workers beside a group of this size, if it could use more.
+        """Request more workers beside a group of this size, if it could use more.
 
         Args:
-            reserve: Asks for one worker more, beside those of the group and so many others.
+            reserve: Requests one worker more, beside the group and the given number of others.
         """
         self._size = size
         if (wanted := self._group.wanted(size)) > 0:

@@ -38,7 +38,7 @@ def lookup(metrics: Mapping[str, Any], key: str) -> Any:
 
 
 def score(metrics: Mapping[str, Any], key: str, order: str) -> float:
-    """Return how good metrics are: higher is better; what has no such number is worst of all."""
+    """Return how good metrics are: higher is better, -inf without such a number."""
     value = lookup(metrics, key)
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
         return -math.inf
@@ -212,7 +212,7 @@ class RunRecorder:
         return notes
 
     def _unscored(self, step: Step) -> list[str]:
-        """Return what to say of a checkpoint that has no score; nothing after the first of them."""
+        """Return a note on the first checkpoint without a score; nothing on later ones."""
         attribute = self.config.checkpoint_score_attribute
         if attribute is None or self._told_unscored:
             return []

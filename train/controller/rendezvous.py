@@ -174,7 +174,7 @@ class Rendezvous:
         self._break(CollectiveError(why))
 
     def waiting(self, rank: int) -> tuple[str, float, list[int]] | None:
-        """Return in which call a rank waits, how many seconds, and for whom; None if in none."""
+        """Return the call in which a rank waits, the seconds, and the missing ranks; or None."""
         for meeting in self._meetings.values():
             if rank in meeting.here:
                 return meeting.call, time.monotonic() - meeting.begun, self._missing(meeting)
@@ -221,7 +221,7 @@ class Rendezvous:
         )
 
     def _break(self, error: CollectiveError) -> None:
-        """End all calls: after one has failed, the numbers of the others mean nothing."""
+        """End all calls: after one has failed, the numbers of the others are void."""
         self._broken = error
         meetings, self._meetings = list(self._meetings.values()), {}
         for meeting in meetings:

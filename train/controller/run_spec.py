@@ -1,4 +1,4 @@
-"""What a controller gets as its run, what it stores of it, and what it returns at its end.
+"""A controller's run: its spec, the facts that are stored, and the outcome.
 
 ``config.json`` and ``run.json`` are for a person, or a page, that looks into the folder later.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-    """Everything that the controller needs to know of a run."""
+    """Everything that the controller needs of a run."""
 
     storage: RunStorage
     run_config: RunConfig
@@ -80,7 +80,7 @@ class AttemptFacts:
         workers: How many it had.
         state: RUNNING, FINISHED, FAILED, RESIZED or ABORTED.
         reason: Why it ended; empty if its train loops returned.
-        logs: Folder, in the run's folder, of what its ranks have printed; empty if there is none.
+        logs: Folder, in the run's folder, of its ranks' output; empty if there is none.
     """
 
     number: int
@@ -135,7 +135,7 @@ class RunFacts:
                 self.keep()
 
     def keep(self) -> None:
-        """Count the time in train loops until now: a failure loses nothing of it any more."""
+        """Count the time in train loops until now as kept: a later failure does not lose it."""
         now = time.time()
         self.kept, self.since = self.kept + now - self.since, now
 
@@ -163,7 +163,7 @@ class RunFacts:
 
 
 def pause_after(lost: int) -> float:
-    """Return seconds to wait before a start, when so many were lost."""
+    """Return seconds to wait before a start after ``lost`` lost ones in a row."""
     return min(MOST_PAUSE, 0.5 * 2.0 ** min(lost - 2, 10)) if lost > 1 else 0
 
 

@@ -31,7 +31,7 @@ async def end(*futures: asyncio.Future[Any]) -> None:
 
 
 async def within(seconds: float | None, work: Coroutine[Any, Any, Any]) -> bool:
-    """Return whether work ends within so many seconds, None for no limit; else it is cancelled.
+    """Return whether work ends within ``seconds``, None for no limit; else it is cancelled.
 
     ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the work ends.
     """

@@ -1,7 +1,7 @@
 """The worker group: a placement group with one actor for each rank.
 
-It is placed, started, connected and ended, all actors at once. What the actors do, and what follows
-from a failure, is decided by the controller.
+It is placed, started, connected and ended, all actors at once. The controller decides what the
+actors do, and what follows from a failure.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ BUNDLE_CHECK = 3.0
 async def place(
     group: WorkerGroup, limit: float | None, note: Callable[[str], None], blocking: Blocking
 ) -> None:
-    """Wait for the resources of a group, for ``limit`` seconds; tell the user what is missing.
+    """Wait for the resources of a group, for ``limit`` seconds; show the user what is missing.
 
     Raises:
         PlacementTimeoutError: The resources were not free in time.

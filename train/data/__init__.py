@@ -1,8 +1,8 @@
 """Feeds the data that a trainer is given to its workers.
 
 What a user may give is turned into a source (``adapt.py``); an epoch's rows have an order, which is
-split over the ranks (``order.py``) and read in batches (``iterator.py``). It reads; it transforms
-nothing and starts no processes.
+split over the ranks (``order.py``) and read in batches (``iterator.py``). It reads; it neither
+transforms rows nor starts processes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _ALLOWED = (
     "pandas.DataFrame, a Hugging Face dataset, or a function that returns one"
 )
 
-#: A table that keeps so many times its size alive, as a slice of a larger one does, is copied.
+#: A table that keeps this many times its size alive, as a slice of a larger one does, is copied.
 _SLICE_FACTOR = 1.5
 
 
@@ -31,7 +31,7 @@ def adapt_all(
     """Return a source for each dataset of a trainer.
 
     Raises:
-        TypeError: They are no dictionary, or one is of no known kind.
+        TypeError: The datasets are no dictionary, or one is of an unsupported kind.
         ValueError: One can't be used; the message says why.
         FileNotFoundError: There are no files at a path.
         ImportError: pyarrow or numpy is missing.
@@ -64,7 +64,7 @@ def check_rows(name: str, source: Source | StreamSource, parts: int) -> None:
 def adapt(
     name: Any, dataset: Any, *, shuffled: bool = False, options: ExecutionOptions | None = None
 ) -> Source | StreamSource:
-    """Return the source of one dataset, or of what a function returns; see ``adapt_all``.
+    """Return the source of one dataset, or of a function's result; see ``adapt_all``.
 
     Args:
         name: Its name.
@@ -191,8 +191,8 @@ def _from_pandas(dataset: Any) -> Source | None:
 def _from_rows(rows: Any) -> Source:
     """Return the source of a table or a DataFrame.
 
-    It has one chunk per column, and nothing of what it is a slice of: taking rows out of many
-    chunks puts these together each time.
+    It has one chunk per column, without the larger table that it is a slice of: taking rows out of
+    many chunks puts these together each time.
     """
     import pyarrow
 

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 #: Units that a dataset with functions is cut into at least. The order of an epoch is one of units,
 #: so that it is not for the cluster to say: a run may go on where there are other CPUs.
 _UNITS = 256
-#: Rows that are read together, at most, unless more are in one row group: what is small is there
-#: soon, and two ranks read the same less often.
+#: Rows that are read together, at most, unless more are in one row group: small units are there
+#: soon, and ranks seldom read the same ones.
 _MIXED = 65_536
 #: Bytes of a unit, at most: a task holds all of it to bring its rows into another order.
 _LARGEST = 512 * 2**20
@@ -46,8 +46,8 @@ _EPOCHS_APART = 1_000_003
 class DatasetSource(UnitsSource):
     """A dataset: its units are the blocks, and its functions run on those rows that a rank reads.
 
-    What changes the number of rows, such as a filter, and all before it, runs once: what it makes
-    stays in the object store, as every rank has to know how many rows there are.
+    Functions that change the number of rows, such as a filter, and all before them run once: their
+    result stays in the object store, as every rank needs the number of rows.
 
     Args:
         dataset: The dataset. A ``map_batches`` counts as one that keeps the number of rows, which
@@ -101,7 +101,7 @@ class DatasetSource(UnitsSource):
         return map(table_of, made)
 
     def _check_pools(self, ranks: int) -> None:
-        """Raise DataError if ranks would wait for what the pools of others hold."""
+        """Raise DataError if ranks would wait for resources that the pools of others hold."""
         own = get_current_placement_group()
         left = _left_by([] if own is None else [placement_group_table(own)])
         left["CPU"] = max(0, left.get("CPU", 0) - 1)  # one is for tasks

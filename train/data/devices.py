@@ -1,4 +1,4 @@
-"""The devices of a rank, and batches on their way to them: tensors inside of whatever is yielded.
+"""The devices of a rank, and batches on their way to them: tensors inside of any yielded value.
 
 Which these are follows from the ids that the process holds, and its variables. On a GPU, the next
 batch can be copied on a stream of its own while one is used.
@@ -59,7 +59,7 @@ def visibility_variable(environ: Mapping[str, str], *, rocm: bool) -> str | None
 
 
 def device_indexes(own: Sequence[str], visible: str | None) -> list[int]:
-    """Return the numbers by which PyTorch knows a worker's devices.
+    """Return PyTorch's numbers of a worker's devices.
 
     Raises:
         RuntimeError: A device of the worker is not visible.
@@ -77,7 +77,7 @@ def device_indexes(own: Sequence[str], visible: str | None) -> list[int]:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on the device; what can't be moved stays as it is.
+    """Return the batch with its tensors on the device; values that can't be moved stay as they are.
 
     Lists, tuples, named tuples, mappings and dataclasses keep their types.
     """
@@ -98,7 +98,7 @@ def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(change(item) for item in batch)
     if isinstance(batch, collections.abc.MutableMapping):
-        mapping = copy.copy(batch)  # keeps what a subclass knows besides the items
+        mapping = copy.copy(batch)  # keeps what a subclass has besides the items
         mapping.update({key: change(value) for key, value in batch.items()})
         return mapping
     if isinstance(batch, collections.abc.Mapping):
@@ -106,7 +106,7 @@ def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         instance = copy.copy(batch)
         for field in dataclasses.fields(batch):
-            # Frozen ones too: the copy is ours, and nobody has seen it yet.
+            # Frozen ones too: the copy is new, and not shared yet.
             object.__setattr__(instance, field.name, change(getattr(batch, field.name)))
         return instance
     return batch

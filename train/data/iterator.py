@@ -1,4 +1,4 @@
-"""``DataIterator``: what a train loop reads its part of a dataset with."""
+"""``DataIterator``: reads a train loop's part of a dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from miniray.train.data.order import BatchPlan
     from miniray.train.data.sources import Reader, StreamSource
 
-#: What an iterator of Ray's has beside batches, and what to do instead.
+#: Members of Ray's iterator beside batches, and what to do instead.
 _OF_RAY = {
     "get_context": "each worker reads its part by itself, and nothing is configured for it",
     "iter_jax_batches": "iter_batches() gives NumPy arrays, which JAX takes",
@@ -74,7 +74,7 @@ class DataIterator:
     """A rank's part of a dataset. Get one with ``get_dataset_shard()``.
 
     Each pass over it is an epoch, with an order of its own if the dataset is shuffled. Every rank
-    gets the same number of batches. ``state_dict()`` tells how far the passes have come.
+    gets the same number of batches. ``state_dict()`` holds how far the passes have come.
 
     Args:
         rank: Which part.
@@ -130,9 +130,9 @@ class DataIterator:
                 items of a PyTorch dataset arrays in the structure of an item. ``"pandas"``: a
                 DataFrame. ``"pyarrow"`` or None: a table.
             drop_last: Leave out rows that do not fill a batch on every rank.
-            local_shuffle_buffer_size: Mix the rows within so many that follow each other; they
+            local_shuffle_buffer_size: Mix the rows within windows of this many; they
                 are in memory at once. For Parquet, whose row groups are shuffled as a whole, and
-                for iterable datasets, of which nothing else is shuffled.
+                for iterable datasets, which have no other shuffle.
             local_shuffle_seed: From which that order is drawn. Default: the seed of the dataset.
 
         Raises:
@@ -207,12 +207,12 @@ class DataIterator:
         """Go on where another iterator over the same data was.
 
         With the same number of workers each may load its own state, or all that of rank 0. With
-        another number all of them load that of rank 0, and what was not seen is split anew: all
+        another number all of them load that of rank 0, and unseen rows are split again: all
         ranks must have seen as many batches as rank 0 when it was saved. If it is less than one
         row for each worker then, some rows are given to several, so that each has a batch.
 
         Raises:
-            ValueError: It is no such state, one of other data or of another seed, or one within an
+            ValueError: The state is malformed, of other data or of another seed, or one within an
                 epoch with a local shuffle of another number of workers.
         """
         self._position = position_of(state, self._identity, self._world_size)
@@ -302,7 +302,7 @@ class DataIterator:
         return position
 
     def _end(self, position: Position) -> None:
-        """Note that a pass was read to its end; nothing, if another one has begun since."""
+        """Note that a pass was read to its end; no effect if another one has begun since."""
         if self._position is position:
             self._position = self._start_of(position.epoch + 1)
 

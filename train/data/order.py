@@ -1,7 +1,8 @@
 """The order of an epoch's rows, and how they are split over ranks and batches. Pure.
 
 Blocks are permuted, and the rows in each. A permutation is computed entry by entry from a key, so
-nothing grows with the data. How far a pass has come is told by ranges of positions in that order.
+memory does not grow with the data. Ranges of positions in that order record how far a pass has
+come.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Permutation:
     """An order of ``0 .. size - 1``.
 
     A small one is sorted by a hash. A large one is a Feistel network over the next power of 4,
-    repeated on what falls outside (Black, Rogaway: Ciphers with Arbitrary Finite Domains,
+    repeated on values outside (Black, Rogaway: Ciphers with Arbitrary Finite Domains,
     CT-RSA 2002).
 
     Args:
@@ -108,7 +109,7 @@ class Span(NamedTuple):
         return _permutation(self.size, self.key).take(np.arange(self.start, self.stop))
 
     def parts(self, most: int) -> Iterator[Span]:
-        """Yield the same rows, so many at a time."""
+        """Yield the same rows, ``most`` at a time."""
         for low in range(self.start, self.stop, most):
             yield self._replace(start=low, stop=min(low + most, self.stop))
 
@@ -185,7 +186,7 @@ def split(ranges: Sequence[Range], world_size: int) -> list[list[Range]]:
 
 
 def left_over(ranges: Sequence[Range], world_size: int, taken: int) -> list[Range]:
-    """Return what is left when every rank has read so many rows of its part."""
+    """Return what is left when every rank has read ``taken`` rows of its part."""
     parts = split(ranges, world_size)
     return [found for each in parts for found in part(each, taken, size_of(each))]
 
@@ -309,14 +310,14 @@ def position_of(state: Mapping[str, Any], identity: Mapping[str, Any], world_siz
     """Return the position that a state describes, for this many ranks.
 
     Raises:
-        ValueError: It is no such state, or one of other data, or of a place that can't be taken
-            up with this many ranks.
+        ValueError: The state is malformed, of other data, or of a place that can't be taken up with
+            this many ranks.
     """
     if not hasattr(state, "keys") or set(state.keys()) != _KEYS or state["version"] != _VERSION:
         raise ValueError(
             f"load_state_dict() got {state!r:.200}, which is not what state_dict() returns."
         )
-    if {**identity, **state["dataset"]} != dict(identity):  # older states do not tell blocks
+    if {**identity, **state["dataset"]} != dict(identity):  # older states lack blocks
         raise ValueError(
             f"load_state_dict() got the state of other data: {state['dataset']}, while these are "
             f"{dict(identity)}. Rows, seed and blocks must be the same for the order to be."

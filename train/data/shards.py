@@ -26,9 +26,9 @@ class DataConfig:
     """How ``datasets`` of a trainer reach its workers.
 
     Args:
-        datasets_to_split: Names of those of which each worker gets its part, or ``"all"``. Of the
+        datasets_to_split: Names of datasets that are split over the workers, or ``"all"``. Of the
             others each worker gets every row.
-        execution_options: A ``miniray.data.ExecutionOptions`` for what each worker has made of
+        execution_options: A ``miniray.data.ExecutionOptions`` for each worker's execution of
             datasets of ``miniray.data``, or a dictionary of them by name. Rows are in order in any
             case.
         enable_shard_locality: Accepted as in Ray: each worker reads its part by itself.
@@ -142,7 +142,7 @@ class Datasets:
 
 @dataclasses.dataclass
 class Shards:
-    """The iterators of one rank, each made when it is first asked for."""
+    """The iterators of one rank, each made at its first use."""
 
     datasets: Datasets
     rank: int

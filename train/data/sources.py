@@ -40,7 +40,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def block_sizes(self) -> Sequence[int]:
-        """Rows of each block: what is read at once."""
+        """Rows of each block, which is read at once."""
 
     @abc.abstractmethod
     def passes(self, seed: int | None, whole: Sequence[Range], share: int) -> Reader:
@@ -77,8 +77,8 @@ class MapSource(Source):
 class StreamSource:
     """A dataset with ``__iter__`` alone, read from its beginning, of unknown length.
 
-    Each rank iterates over all of it and keeps its own items, so that every rank knows where the
-    data end. A dataset with ``set_epoch`` gets the epoch by that.
+    Each rank iterates over all of it and keeps its own items, so that every rank finds the end of
+    the data. A dataset with ``set_epoch`` gets the epoch by that.
     """
 
     tabular = False

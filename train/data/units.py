@@ -58,7 +58,7 @@ class FragmentRows(Content):
         """Return the pieces of a dataset; metadata of several files are read at once.
 
         Raises:
-            ValueError: It is filtered or projected, so that metadata do not tell its rows.
+            ValueError: The dataset is filtered or projected, so that metadata do not give its rows.
         """
         schema = dataset.schema
 
@@ -230,12 +230,12 @@ class PassReader(Reader):
         self._held: list[Any] = []
 
     def prepare(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
-        """Have the first tasks of a pass run, where they may run before it begins."""
+        """Start the first tasks of a pass, where they may run before it begins."""
         if self.source.stays:
             self._start(epoch, ranges, start)
 
     def _start(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
-        """Have the first tasks of a pass run; ``start`` is the place where it begins."""
+        """Start the first tasks of a pass; ``start`` is the place where it begins."""
         self._epoch, self._ranges, self.size = epoch, ranges, size_of(ranges)
         self._at, self._left, self._held = start, 0, []
         self._local = self.source.is_local()
@@ -244,7 +244,7 @@ class PassReader(Reader):
         self._tables = self.source.tables(self._units.feed(left), self._share, local=self._local)
 
     def begin(self, epoch: int, ranges: Sequence[Range], start: int) -> None:
-        """Begin a pass, with what was prepared for it if that is the one."""
+        """Begin a pass, with its prepared tasks if ``prepare`` was for this one."""
         prepared = (self._epoch, self._ranges, self._at) == (epoch, ranges, start)
         if not prepared or self._local != self.source.is_local():
             self._start(epoch, ranges, start)
@@ -253,7 +253,7 @@ class PassReader(Reader):
     def end(self) -> None:
         """End the pass: the next one is that over the whole part."""
         if not self.source.stays:
-            # With which its pools end, and what was read is free.
+            # This ends its pools, and frees the data read.
             self._epoch, self._tables, self._held = -1, iter(()), []
             return
         self._left += self.size - self._at

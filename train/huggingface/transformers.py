@@ -54,7 +54,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
             report(metrics, checkpoint=Checkpoint.from_directory(folder) if written else None)
 
     def _copy(self, source: Path, folder: Path) -> bool:
-        """Copy what this rank adds to the checkpoint; False if that is nothing."""
+        """Copy what this rank adds to the checkpoint; False if there are no such files."""
         rank = get_context().get_world_rank()
         pattern = "*" if rank == 0 else f"*_{rank}.pth"
         target = folder / self.CHECKPOINT_NAME

@@ -185,7 +185,7 @@ def _number(value: Any) -> float | None:
 #: Seconds between two looks of a driver at its run.
 PAUSE = 0.1
 
-#: Characters of the bar that tells how much of a run is done.
+#: Characters of the bar that shows how much of a run is done.
 _BAR_WIDTH = 20
 
 
@@ -264,7 +264,7 @@ class LiveDisplay:
 
 
 def _bar(done: float | None) -> str:
-    """Return how much is done as a bar; nothing where nothing tells."""
+    """Return how much is done as a bar; empty where the total is unknown."""
     if done is None:
         return ""
     return f"[{'#' * round(done * _BAR_WIDTH):-<{_BAR_WIDTH}}] "

@@ -73,7 +73,7 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
     if not own:
         return spec
     config = copy.copy(spec.run_config)
-    prepared = current_runtime().prepare_runtime_env(own)  # empty if it says nothing
+    prepared = current_runtime().prepare_runtime_env(own)  # empty if it sets nothing
     config.worker_runtime_env = json.loads(prepared or "{}")
     return dataclasses.replace(spec, run_config=config)
 
@@ -89,7 +89,7 @@ def controller_options(spec: RunSpec) -> dict[str, Any]:
         "memory": resources.pop("memory", None),
         "resources": resources,
         "_preload": list(MODULES),
-        # Near the driver, whose storage path it uses; elsewhere if there is no room.
+        # Near the driver, whose storage path it uses; elsewhere if that node is full.
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
     }
 
@@ -105,7 +105,7 @@ def follow(spec: RunSpec, controller: Any, run: Any) -> None:
             seen, over = progress.seen, progress.state.terminal
             api.wait([run], timeout=PAUSE)
     except (ActorError, TaskCancelledError) as error:
-        # The controller has ended, and how the run did is the other call's to tell.
+        # The controller has ended; the other call returns how the run did.
         logger.debug("Run %s is not followed any more: %s", spec.name, error)
     finally:
         display.close()
@@ -114,8 +114,8 @@ def follow(spec: RunSpec, controller: Any, run: Any) -> None:
 def stop(controller: Any, run: Any) -> None:
     """Stop a run and wait until its workers have ended.
 
-    A controller that does not answer in time waits for resources or for a node: it has no workers,
-    and nothing to end first.
+    A controller that does not answer in time waits for resources or for a node: it has no workers
+    to end first.
 
     Raises:
         KeyboardInterrupt: The user does not want to wait for uploads that have begun.

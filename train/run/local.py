@@ -2,8 +2,9 @@
 
 The controller is the one of every run, in a thread beside the loop; the worker group is this
 process, or those that torchrun has started, of which rank 0 has the controller. Each rank, this one
-too, asks that thread for its setup, then calls the controller, says how its train loop has ended,
-and asks how the run has. There is a single attempt. The backend connects the ranks.
+too, requests its setup from that thread, then calls the controller, reports the end of its train
+loop, and requests the outcome of the run. There is a single attempt. The backend connects the
+ranks.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that a run gets to end after Ctrl-C, when no upload runs any more.
 ABORT_TIMEOUT = 10.0
 
-#: Seconds after which the user reads what a run that is to stop waits for.
+#: Seconds after which the user sees what a stopping run waits for.
 TELL_AFTER = 0.5
 
 #: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
@@ -84,7 +85,7 @@ class ControllerThread:
         self._outcome: Future[RunOutcome] = Future()
         self._lock = threading.Lock()
         self._over = False
-        #: What ranks ask for: the setup is None if the run ends without an attempt.
+        #: Answers for ranks: the setup is None if the run ends without an attempt.
         self._setup: asyncio.Future[SessionSetup | None] = self._machine.create_future()
         self._told: asyncio.Future[RunOutcome] = self._machine.create_future()
         #: How the train loop of each rank ended.
@@ -116,7 +117,7 @@ class ControllerThread:
         return self._outcome.result()
 
     def ask(self, rank: int, kind: str, *arguments: Any) -> Future[Any]:
-        """Ask for ``setup`` or ``outcome``, tell the ``end``, or call the controller.
+        """Request ``setup`` or ``outcome``, report the ``end``, or call the controller.
 
         Returns:
             The answer: it is cancelled if the run ends meanwhile.
@@ -134,8 +135,8 @@ class ControllerThread:
         """Stop the run once the uploads that ranks have begun have ended; wait for its end.
 
         Raises:
-            KeyboardInterrupt: The user did not want to wait for them any more, and the run has
-                ended without.
+            KeyboardInterrupt: The user interrupted this wait, and the run has ended without the
+                uploads.
         """
         try:
             self._stop(at_once=False)
@@ -170,7 +171,7 @@ class ControllerThread:
             self._setup.set_result(None)
         self._told.set_result(outcome)
         if self._link is not None:
-            # The main thread may wait where no other rank will come to. A rank that learns of a
+            # The main thread may wait where no other rank will come to. A rank that receives a
             # failure ends its process, and torchrun ends this one.
             finished = outcome.state is RunState.FINISHED
             await within(END_TIMEOUT if finished else FAILURE_TIMEOUT, self._all_gone.wait())

@@ -6,7 +6,7 @@ A reader in any process of the cluster uses it so, the web process for one::
     page = RunPage(run_id)
     show(page.look(cluster))                 # as often as somebody looks
 
-Nothing is sent or kept between two looks. Everything is bounded, whatever a run reports.
+Nothing is sent or kept between two looks. Everything is bounded, however much a run reports.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RunPage:
     def look(self, cluster: ClusterSource) -> dict[str, Any]:
         """Return the run as JSON values, with the fields that ``ended`` describes.
 
-        Its controller and its ranks are asked while it goes on, its folder is read afterwards.
+        Its controller and ranks are queried while it goes on, its folder is read afterwards.
 
         Raises:
             ValueError: There is no such run in the cluster's list.
@@ -96,7 +96,7 @@ class RunPage:
         return self._ended
 
     def _of_controller(self, cluster: ClusterSource, row: Mapping[str, Any]) -> str | None:
-        """Take what the controller tells; return why it does not, and None if it is gone."""
+        """Take the controller's answer; return why there is none, and None if it is gone."""
         question, known = question_about(self._id), (self._told.get("version", -1),)
         ids, nodes = [bytes.fromhex(row["worker_id"])], [bytes.fromhex(row["node_id"])]
         told, silent = answers_of_processes(cluster, question, known, _PATIENCE, ids, nodes)
@@ -108,7 +108,7 @@ class RunPage:
     def _living(
         self, cluster: ClusterSource, row: Mapping[str, Any], problem: str
     ) -> dict[str, Any]:
-        """Return what is known of a run that goes on; a silent rank keeps what it has told."""
+        """Return the state of a run that goes on; a silent rank keeps its last answer."""
         ranks = self._told.get("ranks", ())
         placed = [rank for rank in ranks if rank.get("worker_id")]
         ids = [bytes.fromhex(rank["worker_id"]) for rank in placed]
@@ -122,13 +122,13 @@ class RunPage:
 
 
 def ended(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run as its folder tells of it; blocks while it is read.
+    """Return a run as its folder records it; blocks while it is read.
 
     Returns:
-        ``run``: the row, of which the folder knows better, with ``config`` and ``problem``: why
-        something can't be told. ``series``: a list of values by metric, and under ``step`` the
-        numbers of the reports; at most ``MAX_SHOWN`` long. ``ranks`` of the last attempt, while it
-        goes on with seconds that they have waited (``data_wait``, ``blocked`` in ``report()``),
+        ``run``: the row, corrected by the folder, with ``config`` and ``problem``: why a part is
+        missing. ``series``: a list of values by metric, and under ``step`` the numbers of the
+        reports; at most ``MAX_SHOWN`` long. ``ranks`` of the last attempt, while it goes on with
+        seconds that they have waited (``data_wait``, ``blocked`` in ``report()``),
         ``device_memory`` in bytes, and ``datasets``. ``checkpoints`` (name, path, number, size in
         bytes, seconds, time, metrics), ``attempts`` (number, state, workers, started, ended,
         reason, logs), ``heat`` (``ReportBoard.lags``), ``logs`` (folders of what ranks have
@@ -199,8 +199,7 @@ def _page(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: Parts of a page beside the run itself, and what they are where nothing is known; and what is
-#: shown under another name, or not.
+#: Parts of a page beside the run itself, with defaults; and facts shown under another name, or not.
 _PARTS: dict[str, Any] = {"ranks": [], "heat": {}, "notes": [], "rows": []}
 _ELSEWHERE = ("history", "kept", "version")
 

@@ -1,4 +1,4 @@
-"""``Result``: what a run has left, as ``fit()`` returns it or as a folder holds it."""
+"""``Result``: the outcome of a run, as ``fit()`` returns it or as a folder holds it."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class Result:
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
         """Return the results in the folder of a run.
 
-        Its return value and the exceptions of its ranks are known to ``fit()`` only. A run that has
-        not ended, or was killed with its driver, has no error; its text tells its state.
+        Only the result of ``fit()`` has the return value and the exceptions of ranks. A run that
+        has not ended, or was killed with its driver, has no error; its text has its state.
 
         Args:
             path: The folder of the run: a local path, a URL, or a path on ``storage_filesystem``.
@@ -205,7 +205,7 @@ class Result:
 
 
 def _checkpoint_config(storage: RunStorage) -> CheckpointConfig:
-    """Return by which rule a run keeps checkpoints; the default if that can't be read."""
+    """Return a run's rule for keeping checkpoints; the default if that can't be read."""
     try:
         given = json.loads(storage.files.read("config.json") or "")
         return CheckpointConfig(**given["run_config"]["checkpoint_config"])

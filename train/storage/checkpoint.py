@@ -99,7 +99,7 @@ class Checkpoint:
                 download(self.fsspec_filesystem, self.path, target)
         except BaseException:
             if path is None:
-                shutil.rmtree(target, ignore_errors=True)  # the caller does not know its path
+                shutil.rmtree(target, ignore_errors=True)  # the caller does not have its path
             raise
         return str(target)
 
@@ -243,7 +243,7 @@ def member(kind: type[enum.Enum], argument: str, value: Any) -> Any:
     return value
 
 
-#: By which stores tell one content of a file from another.
+#: Fields by which stores show that a file's content has changed.
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated")
 
 

@@ -1,6 +1,6 @@
 """Filesystems that users give, and the files of a folder on any of them.
 
-The only place that knows which kinds of filesystem a user may give: one of fsspec or pyarrow, or
+Only this file handles the kinds of filesystem that a user may give: one of fsspec or pyarrow, or
 that of a path or URL.
 """
 
@@ -30,8 +30,8 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
     """Return the fsspec filesystem of a path, and the path on it.
 
     Args:
-        path: A local path, a URL that fsspec knows, one of an object store with options of pyarrow
-            behind a question mark, or with ``filesystem`` a path on it.
+        path: A local path, a URL that fsspec supports, one of an object store with options of
+            pyarrow behind a question mark, or with ``filesystem`` a path on it.
         filesystem: An fsspec or pyarrow filesystem, or None.
 
     Raises:
@@ -206,7 +206,7 @@ class Store:
         self.is_local = is_local(filesystem)
 
     def at(self, name: str) -> str:
-        """Return the path on the filesystem of what is named relative to the folder."""
+        """Return the path on the filesystem of a name relative to the folder."""
         return f"{self.path}/{name}" if name else self.path
 
     def write(self, name: str, text: str) -> None:
@@ -353,7 +353,7 @@ def merge(sizes: Iterable[Mapping[str, int]]) -> tuple[dict[str, int], set[str]]
 
 
 def _encoded(text: str) -> bytes:
-    """Return text as UTF-8; what UTF-8 can't hold, as in some names of files, is escaped."""
+    """Return text as UTF-8; other characters, as in some names of files, are escaped."""
     return text.encode(errors="backslashreplace")
 
 

@@ -31,7 +31,7 @@ SYNC_INTERVAL = 10.0
 #: How a row begins that this module has written.
 _BEGIN = re.compile(r'{"number": (?P<number>\d+),')
 
-#: Limits of what is shown of a run: rows, metrics of each, and characters of what is no number.
+#: Limits of a run's display: rows, metrics of each, and characters of texts.
 MAX_SHOWN, MAX_METRICS, MAX_TEXT = 1000, 200, 200
 
 

@@ -68,7 +68,7 @@ def _manifest_path(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointRecord:
-    """A complete checkpoint, as its manifest tells of it.
+    """A complete checkpoint, as its manifest describes it.
 
     Attributes:
         name: Name of its folder in the run's folder.
@@ -111,7 +111,7 @@ _FIELDS = {field.name for field in dataclasses.fields(CheckpointRecord)}
 
 
 def _parse(text: str) -> CheckpointRecord | None:
-    """Return what the manifest in a file tells; None if it is no whole one."""
+    """Return the manifest in a file; None if it is no whole one."""
     try:
         facts = json.loads(text)
         # What a later version has added is left out.
@@ -188,7 +188,7 @@ class RunStorage:
 
     @property
     def url(self) -> str:
-        """The run's folder, by which other processes reach it: a local path, or a URL."""
+        """The run's folder for other processes: a local path, or a URL."""
         local = self.files.is_local
         return self.path if local else str(self.filesystem.unstrip_protocol(self.path))
 
@@ -203,7 +203,7 @@ class RunStorage:
         self.files.write(_RUN_FILE, json.dumps(dict(facts), default=str, indent=1))
 
     def run_facts(self) -> dict[str, Any]:
-        """Return what ``write_run_facts`` stored; empty if there is nothing, or nothing whole."""
+        """Return what ``write_run_facts`` stored; empty if there are none, or broken ones."""
         try:
             facts = json.loads(self.files.read(_RUN_FILE) or "{}")
         except ValueError:
@@ -244,7 +244,7 @@ class RunStorage:
             )
 
     def write_probe(self, token: str) -> None:
-        """Leave a file by which other machines see that they share this storage.
+        """Write a file that shows other machines that they share this storage.
 
         Its name is new each time: network filesystems remember for a while what was not there.
         """
@@ -290,7 +290,7 @@ class RunStorage:
         """Take files as a checkpoint that are in a folder of the run's folder already.
 
         Raises:
-            ValueError: They are elsewhere, or a complete checkpoint has that name.
+            ValueError: The files are elsewhere, or a complete checkpoint has that name.
         """
         folder, _, name = checkpoint.path.rstrip("/").rpartition("/")
         # The same store may be reached by another client, such as one of pyarrow.
@@ -320,7 +320,7 @@ class RunStorage:
             )
         self._mark(name)
         if manifest is not None:
-            self.files.delete(_manifest_path(name))  # what it tells of has been lost
+            self.files.delete(_manifest_path(name))  # its files have been lost
 
     def commit(
         self,
@@ -415,8 +415,8 @@ class RunStorage:
     def _mark(self, name: str) -> None:
         """Mark a checkpoint that is being written or deleted.
 
-        The mark tells it from other folders that a user puts beside it. Default names tell that by
-        themselves and have no mark.
+        The mark distinguishes it from other folders that a user puts beside it. Default names need
+        no mark.
         """
         if _number_of(name) is None:
             self.files.write(f"{_MANIFESTS}/{name}{_PENDING}", "")

@@ -144,7 +144,7 @@ def _sampler(
 
 
 def rebuilt(loader: DataLoader[Any], **batches: Any) -> DataLoader[Any]:
-    """Return the same loader with other arguments for what makes a batch."""
+    """Return the same loader with other arguments for batches."""
     return DataLoader(
         loader.dataset,
         **batches,

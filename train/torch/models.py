@@ -1,4 +1,4 @@
-"""``prepare_model``, and ``enable_reproducibility``: what train loops do with PyTorch's models."""
+"""``prepare_model`` and ``enable_reproducibility`` for PyTorch's models in train loops."""
 
 from __future__ import annotations
 

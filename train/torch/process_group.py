@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Variables of torchrun that tell a process its place (PyTorch's page "torchrun").
+#: Variables of torchrun with a process's place (PyTorch's page "torchrun").
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -155,7 +155,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         """Wait until all these keys have a value.
 
         Raises:
-            DistStoreError: One has none in time.
+            DistStoreError: A key has no value in time.
         """
         seconds = (self.timeout if timeout is None else timeout).total_seconds()
         _check(self._use("wait", list(keys), seconds), seconds)
@@ -177,7 +177,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
     def delete_key(self, key: str) -> bool:
         return bool(self._use("delete", key))
 
-    # The names by which C++ finds them.
+    # The names that C++ uses.
     deleteKey = delete_key  # noqa: N815
 
     def num_keys(self) -> int:
@@ -210,7 +210,7 @@ def _check(absent: list[str], seconds: float) -> None:
         )
 
 
-#: Where rank 0 tells the others which backend the group uses.
+#: The key under which rank 0 stores the group's backend for the others.
 _BACKEND_KEY = "miniray/backend"
 
 
@@ -219,7 +219,7 @@ def make_group(member: GroupMember, backend: str | None, seconds: float) -> Any:
 
     Args:
         member: The place of this process in the group.
-        backend: That of the group; None for the one that suits the workers.
+        backend: The group's backend; None for the one that suits the workers.
         seconds: Time limit of the group's operations.
 
     Returns:
@@ -236,7 +236,7 @@ def make_group(member: GroupMember, backend: str | None, seconds: float) -> Any:
         cpus = member.resources.get("CPU", 0)
         torch.set_num_threads(thread_count(cpus, cores, ranks.local_world_size))
     if member.listener is not None:
-        member.listener.close()  # MASTER_PORT is for what libraries of the user open there
+        member.listener.close()  # MASTER_PORT is for sockets of the user's libraries
     timeout = datetime.timedelta(seconds=seconds)
     store: Any = dist.HashStore()  # for a single rank
     if ranks.world_size > 1:

@@ -31,8 +31,8 @@ class TorchConfig(BackendConfig):
     """How the process group of a run is made.
 
     Args:
-        backend: ``"gloo"``, ``"nccl"`` or another that PyTorch knows, also one for each device as
-            in ``"cpu:gloo,cuda:nccl"``. Default: nccl when workers hold GPUs that PyTorch can
+        backend: ``"gloo"``, ``"nccl"`` or another that PyTorch supports, also one for each device
+            as in ``"cpu:gloo,cuda:nccl"``. Default: nccl when workers hold GPUs that PyTorch can
             use, else gloo. NCCL refuses two ranks on one device, so workers that share a GPU get
             gloo as well.
         init_method: ``"env"`` or ``"tcp"``, as in Ray. The ranks meet in the same way for both:
@@ -78,7 +78,7 @@ class TorchBackend(Backend):
 
         It is loaded by the first DistributedDataParallel or optimizer step of a process anyway,
         and takes almost as long as PyTorch itself. With accelerators it brings kernels' compilers
-        along, of which it is not known whether they leave the devices alone until they are used.
+        along, which may touch the devices when they are imported.
         """
         return () if ACCELERATORS & resources.keys() else ("torch._dynamo",)
 
@@ -130,7 +130,7 @@ class TorchTrainer(DataParallelTrainer):
 
     The group is ready when the loop begins, and the variables of ``torchrun`` are set (RANK,
     WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...). ``torch_config`` says how it is made; the other
-    arguments, and what is raised, are those of ``DataParallelTrainer``.
+    arguments, and errors, are those of ``DataParallelTrainer``.
     """
 
     def __init__(

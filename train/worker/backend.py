@@ -1,7 +1,7 @@
 """``Backend``: how a framework connects the processes of a worker group.
 
-A backend's hooks run in the process of each rank. Which processes there are,
-and what runs in them, is decided elsewhere.
+A backend's hooks run in the process of each rank. Other code decides which processes there are, and
+what runs in them.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class LocalPlace:
 
 
 class Backend:
-    """Base of backends; by itself it connects nothing."""
+    """Base of backends; by itself it makes no connections."""
 
     def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
         """Return modules that a rank needs, so that its process begins with them loaded.
 
-        Loaded once per node, in a process of which those of the ranks are forked; so they may
-        start no thread, and nothing that a fork does not survive. Called in the controller.
+        Loaded once per node, in a process of which those of the ranks are forked; so they may start
+        no threads, and nothing else that a fork breaks. Called in the controller.
         """
         del resources
         return ()
@@ -90,7 +90,7 @@ class Backend:
         workers: Sequence[WorkerInfo],
         resources: Mapping[str, float],
     ) -> list[dict[str, str]]:
-        """Return the variables by which each worker finds the others; called in the controller.
+        """Return the variables that connect each worker to the others; called in the controller.
 
         Returns:
             Variables for ``GroupMember.environment``, in order of rank.

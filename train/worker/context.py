@@ -1,4 +1,4 @@
-"""What a train loop can ask and say: ``report``, ``get_checkpoint``, ``get_context``.
+"""The functions of a train loop: ``report``, ``get_checkpoint``, ``get_context``.
 
 These names work only inside a train loop, in the process of a rank.
 """
@@ -211,7 +211,7 @@ def report(
 
 
 def refuse_validation(where: str, validation: Any) -> None:
-    """Raise ValueError if Ray's validation of checkpoints is asked for; ``where`` is asked."""
+    """Raise ValueError if Ray's validation of checkpoints is requested, in ``where``."""
     if validation:
         raise ValueError(
             f"{where}(validation=...) is not supported. Validate in the train loop, or in a task "

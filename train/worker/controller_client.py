@@ -1,4 +1,4 @@
-"""What a rank can ask of the attempt in which it runs.
+"""The calls of a rank to its attempt.
 
 The calls are the same wherever the controller runs: in an actor, in a thread of this process, or in
 the process of rank 0. What they do is in ``controller/attempt.py``.

@@ -1,8 +1,8 @@
 """Requests between the processes of one run in local mode: rank 0 answers those of the others.
 
 Each thread of a rank has a connection of its own, on which it waits for one answer after the other;
-one more has no requests, and tells rank 0 by its end that the process has ended. Both ends prove
-that they know the run's secret before anything is unpickled.
+one more has no requests; its end shows rank 0 that the process has ended. Both ends prove that they
+have the run's secret before anything is unpickled.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LinkServer:
         """Answer the other ranks from now on.
 
         Args:
-            answer: Called with a rank, what it asks for and with which arguments.
+            answer: Called with a rank, the kind of its request and the arguments.
             lost: Called with a rank whose process has ended.
         """
         self._answer, self._lost = answer, lost
@@ -105,7 +105,7 @@ class LinkServer:
                 self._start(functools.partial(self._serve, connected))
 
     def _serve(self, connected: socket.socket) -> None:
-        # The other end proves nothing, or is gone, or the run is over.
+        # The other end fails the challenge, or is gone, or the run is over.
         with contextlib.suppress(EOFError, OSError, CancelledError):
             with connected, self._entered(connected):
                 demand_blocking(connected, self._secret, time.monotonic() + PROOF_TIMEOUT)
@@ -115,7 +115,7 @@ class LinkServer:
 
     @contextlib.contextmanager
     def _entered(self, end: Connection | socket.socket | Future[Any]) -> Iterator[None]:
-        """Have ``close`` end this, as long as the block lasts."""
+        """Let ``close`` end this, as long as the block lasts."""
         with self._lock:
             if self._closed:
                 raise ConnectionAbortedError("The run has ended.")
@@ -145,7 +145,7 @@ class LinkServer:
                 return answer.result(), None
         except CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - raised where it was asked for
+        except Exception as error:  # noqa: BLE001 - raised at the requester
             return None, WorkerFailure.of(error)
 
 
@@ -153,19 +153,19 @@ class LinkClient:
     """Another rank's end of its connections with rank 0. Thread-safe."""
 
     def __init__(self, address: tuple[str, int], secret: bytes, rank: int, timeout: float) -> None:
-        """Connect this rank with rank 0, within so many seconds."""
+        """Connect this rank with rank 0, within ``timeout`` seconds."""
         self._address, self._secret, self._rank, self._timeout = address, secret, rank, timeout
         self._own = threading.local()
         self._presence = self._connect(requests=False)
 
     def ask(self, kind: str, *arguments: Any) -> Future[Any]:
-        """Ask rank 0 for something, and wait for the answer.
+        """Send rank 0 a request, and wait for the answer.
 
         Raises:
-            ControllerLostError: It is gone.
+            ControllerLostError: Rank 0 is gone.
         """
         answer: Future[Any] = Future()
-        # A signal handler that asks meanwhile takes another one.
+        # A signal handler that sends a request meanwhile takes another one.
         connection = vars(self._own).pop("connection", None)
         try:
             if connection is None:
@@ -177,7 +177,7 @@ class LinkClient:
                 "Rank 0, which has the controller of the run, is gone: its process has ended, or "
                 "its machine can't be reached."
             ) from error
-        self._own.connection = connection  # not after Ctrl-C: it gets an answer that nobody reads
+        self._own.connection = connection  # not after Ctrl-C: a late answer will come on it
         if failure is None:
             answer.set_result(value)
         else:

@@ -1,7 +1,7 @@
 """Copies what each rank has printed into the run's folder when an attempt is over.
 
 Nodes keep the output of their processes in files. What was printed by processes of a node
-that is gone is gone with it. In local mode there are no such files: what a rank prints goes to the
+that is gone is gone with it. In local mode there are no such files: a rank's output goes to the
 user's terminal, or where torchrun has sent it.
 """
 
@@ -56,7 +56,7 @@ class RankLogs:
         self._next = max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
     def keep(self, infos: Sequence[WorkerInfo]) -> str:
-        """Begin to copy the output of an attempt's ranks; what follows need not wait for it.
+        """Begin to copy the output of an attempt's ranks in the background.
 
         Returns:
             The folder; empty if there is no output.
@@ -69,7 +69,7 @@ class RankLogs:
         return folder
 
     async def close(self, timeout: float) -> None:
-        """Wait for what is being copied, and give up what takes longer than so many seconds."""
+        """Wait for the copies, and give up those that take longer than ``timeout`` seconds."""
         if self._copies:
             _, late = await asyncio.wait(self._copies, timeout=timeout)
             for task in late:
@@ -132,7 +132,7 @@ async def _copy_elsewhere(
 
 
 def _read(paths: Sequence[Path]) -> str:
-    """Return the end of what is in files, at most ``MAX_BYTES``; empty if there is nothing."""
+    """Return the end of what is in files, at most ``MAX_BYTES``; empty if there is none."""
     before = sum(path.stat().st_size for path in paths) - MAX_BYTES
     skip, parts = before, []
     for path in paths:

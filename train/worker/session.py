@@ -1,4 +1,4 @@
-"""The session of a rank: where its reports go and what it was given.
+"""The session of a rank: where its reports go, and its setup.
 
 A report is sent and not waited for. It waits only for the upload of the rank's
 own files, and when the rank is far ahead of the controller.
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 REPORT_WINDOW = 1000
 
 
-#: A train loop that is so many checkpoints ahead of the storage waits: each is on local disk.
+#: A train loop that is this many checkpoints ahead of the storage waits: each is on local disk.
 MAX_PENDING = 8
 
 

@@ -46,7 +46,7 @@ _OWN_THREADS = "miniray-"
 
 @dataclasses.dataclass(frozen=True)
 class TrainLoop:
-    """The user's function, what it is called with, and the data that it can ask for."""
+    """The user's function, its config, and its datasets."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -135,7 +135,7 @@ class TrainWorker:
         return storage.problem_here(token, writes=self._ranks.local_rank == 0)
 
     def run(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
-        """Run the train loop to its end; what it raises is part of the outcome."""
+        """Run the train loop to its end; its exception is part of the outcome."""
         assert self._ranks is not None
         session = self._session = RankSession(setup, self._ranks, carrier)
         context.set_session(session)
@@ -162,7 +162,7 @@ class TrainWorker:
         return outcome
 
     def serves_others(self) -> bool:
-        """Return whether the train loop left what other ranks may use, and what would end with us.
+        """Return whether the train loop left things that other ranks may use and that end with us.
 
         Such are actors, and the threads and child processes for which a program waits at its end.
         """
@@ -177,7 +177,7 @@ class TrainWorker:
 
     def _give_up(self, session: RankSession, error: BaseException) -> WorkerOutcome:
         # What it has reported may complete checkpoints, so it is uploaded until this process ends
-        # with its group; uploads of the user ask the session for the storage.
+        # with its group; uploads of the user get the storage from the session.
         session.close(upload_rest=True)
         # The outcome may come by another connection, and with it the attempt is over.
         try:
@@ -188,7 +188,7 @@ class TrainWorker:
 
 
 def _about_rank(session: RankSession, shards: Shards) -> dict[str, Any]:
-    """Return what the page of a run asks of a rank."""
+    """Return a rank's answer to the page of a run."""
     datasets = shards.progress()
     return {
         "datasets": datasets,
