@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.specs import ActorSpec
+    from miniray.objects.waiting import Wait
     from miniray.wire.io_loop import IOLoop
     from miniray.worker.call_loop import Loaded
     from miniray.worker.work import Work
@@ -280,7 +281,7 @@ class AsyncExecutor(Executor):
             if close is not None:
                 await close()
 
-    def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+    def block(self, wait: Wait, timeout: float | None) -> bool:
         """Wait in ``get()`` or ``wait()``, which stops all other coroutines meanwhile."""
         if self.instance is None:  # the constructor: there are no others
             return super().block(wait, timeout)

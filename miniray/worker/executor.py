@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.object_ref import ObjectRef
     from miniray.common.specs import ActorSpec
+    from miniray.objects.waiting import Wait
     from miniray.wire.io_loop import IOLoop
     from miniray.wire.peers import Peer
 
@@ -443,7 +444,7 @@ class Executor:
         return self.generators.store(result, work)
 
     # --- blocking ------------------------------------------------------------------
-    def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+    def block(self, wait: Wait, timeout: float | None) -> bool:
         """Wait for the running task, and give its CPU back when that takes long."""
         first = config().block_after
         if timeout is not None and timeout <= first:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from miniray.common.object_ref import ObjectRef
     from miniray.messages.value import Value
+    from miniray.objects.waiting import Block
     from miniray.wire.peers import Peer
     from miniray.worker.replies import Results
     from miniray.worker.work import Work
@@ -44,7 +45,7 @@ class Generators:
     #: By call of a caller: what was received and has not ended.
     unanswered: dict[tuple[bytes, int], Work]
     #: Waits for the running task; gives its CPU back meanwhile.
-    block: Callable[[Callable[[float | None], bool], float | None], bool]
+    block: Block
 
     # --- a fixed number of results -----------------------------------------------------
     def store(self, items: Iterator[Any], work: Work) -> Stored:

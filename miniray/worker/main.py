@@ -43,9 +43,10 @@ from miniray.worker.executor import CANCEL_SIGNAL, Executor
 from miniray.worker.work import SHUTDOWN, carried, load_for_constructor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from miniray.common.object_ref import ObjectRef
+    from miniray.objects.waiting import Wait
 
 #: For prctl(2), from linux/prctl.h.
 _PR_SET_PTRACER = 0x59616D61
@@ -88,7 +89,7 @@ class WorkerProcess:
         set_runtime(self.runtime)
         sys.breakpointhook = self._on_breakpoint
 
-    def _block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+    def _block(self, wait: Wait, timeout: float | None) -> bool:
         return self.executor.block(wait, timeout)
 
     def _end_actor(self) -> None:

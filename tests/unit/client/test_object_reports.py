@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from process_doubles import NODE, Caller, packed
 
-from miniray.client.cluster_runtime import Answers
 from miniray.client.ref_tracking import RefTracking
-from miniray.client.reports import ObjectReports
+from miniray.client.reports import Answers, ObjectReports
 from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
