@@ -151,7 +151,7 @@ class DataParallelTrainer:
         """Refuse, as Ray does: an interrupted run goes on when it is started again."""
         raise DeprecationWarning(
             f"{cls.__name__}.can_restore() is not supported. {_GOES_ON} Result.from_path(path) "
-            f"tells what the folder of a run holds."
+            f"shows what the folder of a run holds."
         )
 
     def _make_spec(self) -> RunSpec:

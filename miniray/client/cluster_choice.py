@@ -122,7 +122,7 @@ def cluster_of_page(url: str) -> str:
     known = ", ".join(f"http://{page}" for page in pages if page) or "none"
     raise ValueError(
         f"address={url!r}: no cluster of yours on this machine has its page there (pages here: "
-        f"{known}). Give HOST:PORT of the cluster's head, as `miniray status` tells it; on another "
+        f"{known}). Give HOST:PORT of the cluster's head, as `miniray status` shows it; on another "
         "machine, with the cluster's token in MINIRAY_TOKEN. Over HTTP, Ray's own client submits."
     )
 

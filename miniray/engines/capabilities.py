@@ -11,7 +11,7 @@ REFUSED = {
     "util.state": "miniray.util.state looks at miniray's head; use `ray.util.state` or "
     "`ray list actors`",
     "util.memory": "the memory report looks at miniray's store; use `ray memory`",
-    "util.metrics": "metrics are told to miniray's nodes; use `ray.util.metrics`",
+    "util.metrics": "metrics are sent to miniray's nodes; use `ray.util.metrics`",
     "timeline": "it is asked of miniray's workers; use `ray.timeline`",
     "util.tpu": "slices are reserved by miniray's head; use `ray.util.tpu`",
     "commands": "those of miniray are for its own clusters; use `ray status`, `ray list`, "
@@ -23,7 +23,7 @@ REFUSED = {
 
 #: What works otherwise than on miniray's own engine, since Ray decides it.
 DIFFERENT = {
-    "exceptions of workers": "ends of processes are told in Ray's words; an exception whose "
+    "exceptions of workers": "ends of processes are described in Ray's words; an exception whose "
     "attributes can't be read ends its worker",
     "refs": "they are Ray's own, of 28 bytes, and pass to its functions too; so are the ids of "
     "placement groups. `as_future()` warns as Ray does: use `await`",
@@ -34,7 +34,7 @@ DIFFERENT = {
     "drivers": "what only tasks have, as `get_task_id()`, is None there, with a warning of Ray",
     "preloaded modules": "the option _preload has no effect",
     "fractions of devices": "Ray counts totals per node, not shares per device",
-    "reasons for waiting": "`ray status` tells them",
+    "reasons for waiting": "`ray status` shows them",
     "ranks that hang": "their error does not show where they hang; `ray stack` does",
     "encryption": "as the Ray cluster is configured; miniray's TLS is that of its own clusters",
     "code of your own modules": "workers of a cluster need them: give "

@@ -63,7 +63,7 @@ def find_allocation(environ: Mapping[str, str]) -> HostAllocation:
     size = environ.get(SIZE_VARIABLE, "1")
     if found is ALONE and size != "1":
         raise AllocationError(
-            f"Nothing tells which of {size} hosts this is: give --index, or {RANK_VARIABLE}."
+            f"Nothing says which of {size} hosts this is: give --index, or {RANK_VARIABLE}."
         )
     return found
 

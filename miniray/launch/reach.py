@@ -69,7 +69,7 @@ def reach_head(
         NotReachedError: It did not answer.
     """
     deadline = time.monotonic() + seconds
-    reason = "the first host has not told where its head is."
+    reason = "the first host has not published its address."
     while True:
         door = find()
         try:

@@ -207,7 +207,7 @@ def meeting_place(
         return Mounted(Path(authority), allocation.head)
     if rendezvous in (None, SealedFolder.NAME) and not allocation.run_id:
         raise AllocationError(
-            f"This run ({allocation.launcher}) has no id that tells it from others: give a folder "
+            f"This run ({allocation.launcher}) has no id of its own: give a folder "
             "of it alone, which all hosts see, as --rendezvous FOLDER; or --authority FOLDER."
         )
     if rendezvous == SealedFolder.NAME:

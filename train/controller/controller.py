@@ -66,7 +66,7 @@ UPLOAD_GRACE = 30.0
 #: How an attempt ended that did not fail, and why, by the run's state.
 _ENDED = {
     RunState.FINISHED: ("FINISHED", ""),
-    RunState.RESIZING: ("RESIZED", "There was room for more workers."),
+    RunState.RESIZING: ("RESIZED", "There was capacity for more workers."),
     RunState.ABORTED: ("ABORTED", STOPPED),
 }
 
@@ -299,7 +299,7 @@ class TrainController:
     async def _restart(self) -> RunState:
         assert self._attempt is not None
         if self._state is RunState.RESIZING:
-            self._feed.note(f"There is room for more workers than {self._size}.")
+            self._feed.note(f"There is capacity for more workers than {self._size}.")
         await self._stop_group(graceful=False)
         self._attempt.replace()
         self._unsafe_names |= self._attempt.unfinished_uploads()

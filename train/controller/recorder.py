@@ -222,7 +222,7 @@ class RunRecorder:
         known = ", ".join(flatten(step.metrics)) or "none"
         note = (
             f"Checkpoint {step.uploads[0].name} has no number as metric {attribute!r}, by which "
-            f"CheckpointConfig(checkpoint_score_attribute=...) tells which checkpoints are better, "
+            f"CheckpointConfig(checkpoint_score_attribute=...) says which checkpoints are better, "
             f"and counts as the worst. Rank 0 reported the metrics: {known}."
         )
         return [note]

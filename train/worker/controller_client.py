@@ -100,6 +100,6 @@ def _wait(begun: ObjectRef[Any] | Future[Any]) -> Any:
 
 def run_has_ended() -> ControllerLostError:
     return ControllerLostError(
-        "The run has ended, and its controller takes no more calls. How it ended is told when the "
+        "The run has ended, and its controller takes no more calls. The outcome follows when the "
         "train loop returns."
     )

@@ -115,7 +115,7 @@ REFUSED = {
     ),
     "several of a host, mpich": ({**HYDRA, "MPI_LOCALNRANKS": "4"}, "`mpiexec -ppn 1 "),
     "no size": ({"MINIRAY_INDEX": "1"}, "MINIRAY_INDEX is set and MINIRAY_NODES is not"),
-    "no index": ({"MINIRAY_NODES": "2"}, "Nothing tells which of 2 hosts this is: give --index"),
+    "no index": ({"MINIRAY_NODES": "2"}, "Nothing says which of 2 hosts this is: give --index"),
     "no number": (
         {"MINIRAY_INDEX": "one", "MINIRAY_NODES": "2"},
         "MINIRAY_INDEX must be a whole number, not 'one'.",

@@ -113,7 +113,7 @@ def test_a_head_that_listens_where_nothing_leads_is_not_waited_for(
 
 def test_the_wait_for_a_head_has_an_end_and_a_reason(nobody: str) -> None:
     token = JoinToken(bytes(32), make_secret())
-    with pytest.raises(NotReachedError, match="first host has not told where its head is"):
+    with pytest.raises(NotReachedError, match="first host has not published its address"):
         reach_head(lambda: None, 0.0, lambda _: None)
     with pytest.raises(NotReachedError, match=f"within 0 s: Nothing listens at {nobody}"):
         reach_head(lambda: HeadOffer((nobody,), token, listens=False), 0.0, lambda _: None)
