@@ -136,7 +136,7 @@ def column(values: Any) -> Any:
     """Return values as an Arrow array: an array, a tensor, a Series, or a list of anything."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
-    if hasattr(values, "detach"):  # a tensor of PyTorch
+    if isinstance(values, _tensor_class()):
         values = values.detach().cpu().numpy()
     typed = getattr(values, "dtype", np.object_) != np.object_
     pandas = sys.modules.get("pandas")
@@ -150,6 +150,11 @@ def column(values: Any) -> Any:
     if isinstance(values, list | tuple) or getattr(values, "ndim", 0) > 0:
         return _of_values(list(values))
     raise TypeError(f"a column is an array or a list, not {type(values).__name__}")
+
+
+def _tensor_class() -> Any:
+    """Return PyTorch's class of tensors; no class before PyTorch is loaded."""
+    return getattr(sys.modules.get("torch"), "Tensor", ())
 
 
 def _kept(values: Any) -> Any:
@@ -179,8 +184,9 @@ def _of_array(values: Any) -> Any:
 
 
 def _of_values(values: list[Any]) -> Any:
-    if any(hasattr(kind, "detach") for kind in set(map(type, values))):  # tensors of PyTorch
-        values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in values]
+    tensor = _tensor_class()
+    if any(issubclass(kind, tensor) for kind in set(map(type, values))):
+        values = [v.detach().cpu().numpy() if isinstance(v, tensor) else v for v in values]
     first = next((value for value in values if value is not None), None)
     if isinstance(first, np.ndarray):
         return _of_arrays(values)

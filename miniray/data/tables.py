@@ -169,6 +169,7 @@ def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
             arrays = {}
         if not small:
             yield batch
+            del batch  # before the next one is made
             continue
         if not arrays:
             kinds, rows = batch.kinds, 0
@@ -181,7 +182,7 @@ def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
         if room < max(1, batch.num_rows):  # for another one like it
             yield _filled(arrays, rows)
             arrays = {}
-        del batch  # before the next one is made
+        del batch
     if arrays:
         yield _filled(arrays, rows)
 

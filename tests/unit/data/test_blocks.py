@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import itertools
 import json
 import tracemalloc
@@ -50,6 +51,12 @@ def test_tensors_of_different_shapes_keep_theirs_also_beside_others() -> None:
     rows = list(blocks.table_to_rows(tables_.concat([ragged, even])))
     assert [row["x"].shape for row in rows] == [(2, 2), (3,), (4, 1)]
     assert blocks.table_to_batch(ragged, "numpy")["x"][1].tolist() == [0, 0, 0]
+
+
+def test_an_object_in_memory_that_is_read_like_a_file_is_a_python_object() -> None:
+    table = blocks.rows_to_table([{"x": io.BytesIO(b"abc")}, {"x": None}])
+    (first, second) = blocks.table_to_rows(table)
+    assert (first["x"].read(), second["x"]) == (b"abc", None)
 
 
 def test_python_objects_travel_pickled_but_never_out_of_a_file(tmp_path: Any) -> None:
@@ -243,6 +250,21 @@ def test_what_a_function_returns_a_view_of_is_not_kept_until_there_is_a_table() 
     (table,) = step.run(iter([pa.table({"n": np.arange(6)})]), Where("here"))
     assert table["n"].to_pylist() == [0] * 6
     assert len(whole) == 3
+
+
+def test_a_table_that_was_handed_on_is_free_before_the_next_one_is_made() -> None:
+    made: list[Any] = []
+
+    def of_batch(batch: Any) -> Any:
+        assert all(each() is None for each in made)
+        table = pa.table(batch)
+        made.append(weakref.ref(table))
+        return table
+
+    step = MapBatches("MapBatches", Udf(of_batch), batch_size=2)
+    for table in step.run(iter([pa.table({"n": np.arange(6)})]), Where("here")):
+        del table
+    assert len(made) == 3
 
 
 @pytest.mark.parametrize("size", [1, 2**17])
