@@ -81,8 +81,9 @@ class ParquetDatasource(FilesDatasource):
 
     def count(self) -> int | None:
         """Return the number of rows from the footers; None if rows are left out."""
-        rows = (footer.num_rows for footer in self._footers(self.found))
-        return sum(rows) if self.counted else None
+        if not self.counted:
+            return None
+        return int(sum(footer.num_rows for footer in self._footers(self.found)))
 
     def selected(self, columns: Sequence[str]) -> ParquetDatasource:
         """Return a source of these columns; those that it lacks are an error."""

@@ -149,7 +149,7 @@ def optimised(node: PlanNode) -> PlanNode:
             return optimised(Limit(below.inputs, min(below.rows, node.rows)))
         case Limit(inputs=(Stage(keeps_count=True) as below,)):
             return dataclasses.replace(below, inputs=(optimised(Limit(below.inputs, node.rows)),))
-        case Limit(inputs=(Read() as read,)) if read.source.count() is None:
+        case Limit(inputs=(Read() as read,)):
             return Limit((dataclasses.replace(read, head=node.rows),), node.rows)
         case Stage(inputs=(Read() as read,), steps=[step]) if source := _pushed(read.source, step):
             return dataclasses.replace(read, source=source)
