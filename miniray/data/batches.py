@@ -100,60 +100,78 @@ class Reading:
         Raises:
             ValueError: A value makes no sense.
         """
-        caller = "iter_batches"
-        check_format(caller, batch_format)
-        check_whole(caller, "prefetch_batches", prefetch_batches, 0)
-        if batch_size is not None:
-            check_whole(caller, "batch_size", batch_size, 1)
-        if local_shuffle_buffer_size is not None:
-            check_whole(caller, "local_shuffle_buffer_size", local_shuffle_buffer_size, 1)
-        if local_shuffle_seed is not None:
-            check_whole(caller, "local_shuffle_seed", local_shuffle_seed, 0)
-
-        def batches() -> Iterator[Any]:
-            found = self._tables()
-            if local_shuffle_buffer_size is not None:
-                window = max(local_shuffle_buffer_size, batch_size or 1)
-                found = mixed(found, window, local_shuffle_seed)
-            cut = batched(found, batch_size, drop_last=drop_last)
-            return (rows.batch(batch_format) for rows in cut)
-
-        return Batches(batches)
+        check_format("iter_batches", batch_format)
+        numbers = (prefetch_batches, batch_size, local_shuffle_buffer_size, local_shuffle_seed)
+        return Batches(self._batches("iter_batches", batch_format, numbers, drop_last=drop_last))
 
     def iter_torch_batches(
         self,
         *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
         dtypes: Any = None,
         device: Any = "auto",
         collate_fn: Any = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
         pin_memory: bool = False,
-        **options: Any,
     ) -> Batches:
         """Return batches of PyTorch tensors, in a dictionary by column.
 
         Args:
+            prefetch_batches: Accepted as in Ray: tasks run ahead of the reader in any case.
+            batch_size: Rows of a batch; None: as they come in blocks.
             dtypes: Type of the tensors: one for all columns, or one for each by name.
             device: Where the tensors go; ``"auto"`` is the GPU if there is one.
             collate_fn: Makes a batch of a dictionary of NumPy arrays; one of
                 ``miniray.data.collate_fn`` gets the format that it is named after.
+            drop_last: Leave out rows that do not fill a batch.
+            local_shuffle_buffer_size: Mix rows within so many that follow each other.
+            local_shuffle_seed: From which that order is drawn.
             pin_memory: Put tensors into pinned memory.
-            **options: Of ``iter_batches``, other than ``batch_format``.
 
         Raises:
             ValueError: A value makes no sense.
         """
+        caller = "iter_torch_batches"
         if dtypes is not None and collate_fn is not None:
-            raise ValueError(
-                "iter_torch_batches() takes dtypes or collate_fn, not both; convert there."
-            )
+            raise ValueError(f"{caller}() takes dtypes or collate_fn, not both; convert there.")
         kind = getattr(collate_fn, "batch_format", "numpy")
-        batches = self.iter_batches(batch_format=kind, **options)
+        numbers = (prefetch_batches, batch_size, local_shuffle_buffer_size, local_shuffle_seed)
+        batches = self._batches(caller, kind, numbers, drop_last=drop_last)
 
         def tensors() -> Iterator[Any]:
-            found = iter(batches)  # first: its tasks run while PyTorch is loaded
+            found = batches()  # first: its tasks run while PyTorch is loaded
             return map(batch_maker(dtypes, device, collate_fn, pin_memory=pin_memory), found)
 
         return Batches(tensors)
+
+    def _batches(
+        self,
+        caller: str,
+        batch_format: str | None,
+        numbers: tuple[int, int | None, int | None, int | None],
+        *,
+        drop_last: bool,
+    ) -> Callable[[], Iterator[Any]]:
+        """Return what begins to read batches."""
+        prefetch, *others = numbers
+        check_whole(caller, "prefetch_batches", prefetch, 0)
+        least = {"batch_size": 1, "local_shuffle_buffer_size": 1, "local_shuffle_seed": 0}
+        size, buffer, seed = (
+            None if value is None else check_whole(caller, name, value, least[name])
+            for name, value in zip(least, others, strict=True)
+        )
+
+        def batches() -> Iterator[Any]:
+            found = self._tables()
+            if buffer is not None:
+                found = mixed(found, max(buffer, size or 1), seed)
+            cut = batched(found, size, drop_last=drop_last)
+            return (rows.batch(batch_format) for rows in cut)
+
+        return batches
 
 
 class StreamIterator(Reading):
