@@ -215,7 +215,7 @@ IMAGES = FileKind("ReadImage", "image", _image, _PICTURES, inflates=8)
 NUMPY = FileKind("ReadNumpy", "NumPy", _numpy, (".npy",))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class FilesDatasource(Datasource):
     """Files of a kind.
 
@@ -333,18 +333,23 @@ def checked_options(
         caller: In messages.
         given: The options.
         takers: Functions whose arguments with defaults they are.
-        named: A function whose arguments may have been meant, too.
+        named: A function whose arguments with defaults may have been meant, too.
 
     Raises:
         TypeError: One is not known.
     """
     found = {name: value for name, value in given.items() if name not in _ADVICE}
-    parameters = [each for taker in takers for each in inspect.signature(taker).parameters.values()]
-    known = {each.name for each in parameters if each.default is not each.empty}
+    known = set().union(*map(_options_of, takers))
     for name in found.keys() - known:
-        hint = suggestion(name, known.union(inspect.signature(named).parameters if named else ()))
+        hint = suggestion(name, known.union(_options_of(named) if named else ()))
         raise TypeError(f"{caller}() has no argument {name!r}.{hint}")
     return found
+
+
+def _options_of(function: Callable[..., Any]) -> set[str]:
+    """Return the arguments that a function has defaults for."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if each.default is not each.empty}
 
 
 # --- paths ------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ def _read(
     caller: str,
     kind: FileKind,
     paths: Any,
+    /,
     *,
     filesystem: Any = None,
     include_paths: bool = False,

@@ -137,6 +137,7 @@ def write(
     dataset: Any,
     kind: str,
     path: str,
+    /,
     *,
     filesystem: Any = None,
     mode: Any = "append",

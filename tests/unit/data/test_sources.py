@@ -24,6 +24,7 @@ from miniray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn  #
 from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
 from miniray.data.files import resolve  # noqa: E402
+from miniray.data.parquet import ParquetDatasource  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
 from miniray.data.sources import CutWish, Items  # noqa: E402
 from miniray.exceptions import ObjectLostError  # noqa: E402
@@ -115,6 +116,25 @@ def test_columns_and_filters_reach_the_files(folder: str, capsys: Any) -> None:
     assert values(pruned.limit(1000)) == list(range(250, 300))
     with pytest.raises(ValueError, match="has no column 'c', but a, b"):
         data.read_parquet(folder, columns=["c"])
+
+
+def test_columns_are_known_from_the_first_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        pq.write_table(pa.table({"a": [number]}), tmp_path / f"{number}.parquet")
+    opened: list[str] = []
+    open_ = ParquetDatasource.open
+
+    def noted(self: Any, path: str) -> Any:
+        opened.append(path)
+        return open_(self, path)
+
+    monkeypatch.setattr(ParquetDatasource, "open", noted)
+    dataset = data.read_parquet(str(tmp_path))
+    assert dataset.limit(2).sort("a").columns() == ["a"]
+    assert dataset.filter(expr="a > 0").limit(2).sort("a").columns() == ["a"]
+    assert set(opened) == {str(tmp_path / "0.parquet")}
 
 
 def test_row_groups_without_a_row_that_passes_are_not_read(folder: str) -> None:
@@ -442,6 +462,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
     shuffled = {"local_shuffle_buffer_size": two, "local_shuffle_seed": one}
     sizes = [len(batch["id"]) for batch in dataset.iter_batches(batch_size=two, **shuffled)]
     assert sizes == [2] * 10
+    batches = data.range(1000).iter_batches(batch_size=np.uint8(100))
+    assert [len(batch["id"]) for batch in batches] == [100] * 10
     for method in ("random_shuffle", "randomize_block_order"):
         rows = [getattr(dataset, method)(seed=seed).take_all() for seed in (1, one)]
         assert rows[0] == rows[1]
@@ -501,6 +523,13 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         dataset.write_parquet("nowhere", min_rows_per_file="many")
     with pytest.raises(ValueError, match=r"size=5\) must be \(height, width\)"):
         data.read_images("nowhere", size=5)
+    with pytest.raises(TypeError, match=r"read_csv\(\) has no argument 'kind'\.$"):
+        data.read_csv("nowhere", kind="CSV")
+    with pytest.raises(TypeError, match=r"read_csv\(\) .* 'shufle'\. Did you mean 'shuffle'\?"):
+        data.read_csv("nowhere", shufle="files")
+    for method in (dataset.iter_batches, dataset.iter_torch_batches):
+        with pytest.raises(ValueError, match=rf"^{method.__name__}\(batch_size=0\)"):
+            method(batch_size=0)
     with pytest.raises(ValueError, match="num_cpus must be a finite number"):
         dataset.map(lambda row: row, num_cpus=-1)
     with pytest.raises(ValueError, match="'max_retries' is an option of tasks"):
