@@ -349,7 +349,13 @@ class Dataset(Rearranging):
 
     def _counted(self) -> Dataset:
         """Return a dataset of these rows that has ranges: this one, or its blocks."""
-        return self if counted(optimised(self._plan)) else self.materialize()
+        if counted(optimised(self._plan)):
+            return self
+        blocks = self.materialize()
+        if counted(blocks._plan):
+            return blocks
+        # Those that were given as refs do not tell their rows: tasks count them.
+        return blocks._of(Stage((blocks._plan,), ())).materialize()
 
     def _between(self, ends: Callable[[int], Sequence[int]]) -> list[Any]:
         """Return the ranges of rows between numbers that are computed of their count, lazily."""

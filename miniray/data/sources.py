@@ -319,6 +319,11 @@ class UnitsDatasource(Datasource):
 
 
 def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:
-    """Return the units, or parts of them, of a range of rows."""
-    found = overlapping(units, lambda unit: unit.rows or 0, start, stop)
+    """Return the units, or parts of them, of a range of rows; all tell how many they have."""
+
+    def rows_of(unit: ReadUnit) -> int:
+        assert unit.rows is not None
+        return unit.rows
+
+    found = overlapping(units, rows_of, start, stop)
     return [unit.part(low, high) for unit, low, high in found]

@@ -171,6 +171,11 @@ def test_blocks_given_as_refs_are_counted_where_their_rows_matter() -> None:
     assert ids(dataset.zip(data.range(20))) == list(range(20))
     blocks = dataset.repartition(target_num_rows_per_block=8, strict=True).to_arrow_refs()
     assert [table.num_rows for table in miniray.get(blocks)] == [8, 8, 4]
+    assert [ids(part) for part in dataset.split(2)] == [list(range(10)), list(range(10, 20))]
+    train, test = dataset.train_test_split(5)
+    assert (ids(train), ids(test)) == (list(range(15)), list(range(15, 20)))
+    parts = dataset.streaming_split(2, equal=True)
+    assert [len(list(part.iter_rows())) for part in parts] == [10, 10]
 
 
 def test_refs_of_a_part_of_a_block_have_its_rows_alone() -> None:
