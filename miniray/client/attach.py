@@ -1,8 +1,8 @@
 """Attaching a process to its node's daemon: the I/O thread, the link and the runtime.
 
-A child that user code forks closes the sockets that it inherited, counts no refs, runs none of our
-exit functions, and is refused the API until it calls ``init()`` itself. It may read the arrays that
-its parent had: that memory is never written to again.
+A child that user code forks closes the sockets that it inherited, counts no refs, ends nothing of
+its parent's when it exits, and is refused the API until it calls ``init()`` itself. It may read the
+arrays that its parent had: that memory is never written to again.
 """
 
 from __future__ import annotations
