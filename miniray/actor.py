@@ -1,4 +1,4 @@
-"""Actors: what ``@remote`` makes of a class, the handles of its actors, and their methods.
+"""Actors: classes made by ``@remote``, the handles of their actors, and methods.
 
 A handle only holds a counted ref and a description of the class: the actor ends
 when the last ref goes. Calls are checked here and sent by the runtime.

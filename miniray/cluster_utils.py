@@ -133,7 +133,7 @@ class Cluster:
         memory: int | None = None,
         env_vars: Mapping[str, str] | None = None,
     ) -> Node:
-        """Start a node; the first one has the head. It is part of the cluster on return.
+        """Start a node; the first one has the head. The node is part of the cluster on return.
 
         Args:
             wait: Kept for Ray's signature; a node is always ready on return.

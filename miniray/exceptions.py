@@ -134,8 +134,8 @@ class ActorDiedError(ActorError):
     """The actor is dead; calls that it had not finished may or may not have had effects.
 
     Attributes:
-        cause: Why it died. Of an error that came out of a task it is, as of each ``TaskError``, the
-            exception: ``error.cause.cause`` tells why then.
+        cause: Why it died. For an error that came out of a task it is the exception, as in each
+            ``TaskError``; ``error.cause.cause`` is the reason then.
         exit_code: Exit code of its process; a negative one is the signal that ended it.
         pid: Process id it had, or 0.
         node_id: Hex id of its node, or empty.

@@ -140,7 +140,7 @@ class MinirayPlugin(Plugin):
         )
 
     def _keeping_variables(self, context: FunctionContext | MethodContext) -> Type:
-        """Keep the type variables of a generic function or class in what ``remote`` returns."""
+        """Keep the type variables of a generic function or class in the result of ``remote``."""
         remote = get_proper_type(context.default_return_type)
         target = get_proper_type(context.arg_types[0][0]) if context.arg_types[0] else None
         if (

@@ -208,7 +208,7 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
     """Return the train loop of a function that takes a config or no argument.
 
     Raises:
-        ValueError: It is no function, one that a call does not run, or takes more than one
+        ValueError: The value is no function, one that a call does not run, or takes more than one
             required parameter.
     """
     if not callable(function):

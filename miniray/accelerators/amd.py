@@ -146,7 +146,7 @@ def _use(host: Host, minor: int) -> Use:
 
 
 def _told(host: Host, file: str) -> str:
-    """Return what stands in a file of the driver; nothing if this device has no such file."""
+    """Return what stands in a file of the driver; empty if this device has no such file."""
     try:
         return host.read(file)
     except OSError:  # the driver lists sensors that it can't read on some devices

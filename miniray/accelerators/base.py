@@ -167,8 +167,8 @@ def is_left_alone(variable: str, environ: Mapping[str, str]) -> bool:
 def parse_ids(variable: str, text: str) -> list[str]:
     """Split the value of a visibility variable.
 
-    An empty value and ``NoDevFiles`` name no device, and a negative number hides
-    itself and what follows it, as the CUDA and HIP runtimes have it.
+    An empty value and ``NoDevFiles`` name no device, and a negative number hides itself and all
+    later ids, as the CUDA and HIP runtimes have it.
 
     Raises:
         AcceleratorRequestError: A device is named twice.

@@ -1,8 +1,8 @@
 """What detection may look at on a machine, in one injectable object.
 
-Families read files, run a vendor's tool, or ask a metadata server only through
-``Host``, so a test gives them a folder of samples instead of a machine. What
-the answers mean is decided by the families.
+Families read files, run a vendor's tool, or query a metadata server only through ``Host``, so a
+test gives them a folder of samples instead of a machine. What the answers mean is decided by the
+families.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def family_named(name: str, families: Sequence[Family] = FAMILIES) -> Family:
         families: Those to choose from; all by default.
 
     Raises:
-        AcceleratorRequestError: None of them has this name.
+        AcceleratorRequestError: No family has this name.
     """
     for family in families:
         if family.name == name:

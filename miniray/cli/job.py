@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _MAX_COMMAND = 60
 #: An environment, for help and errors.
 _ENVIRONMENT = '{"pip": ["emoji"]}'
-#: Exit codes of what follows a log that is cut, and of one that Ctrl-C has ended.
+#: Exit codes of following a log: after a lost cluster, and after Ctrl-C.
 _CLUSTER_GONE, _INTERRUPTED = 3, 128 + signal.SIGINT
 
 

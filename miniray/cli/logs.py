@@ -131,7 +131,7 @@ def _show(
 def _as_text(line: LogLineRead) -> str:
     who = line.name if not line.pid else f"{line.name} pid={line.pid}"
     where = f", node={line.node_id[:8]}" if line.node_id else ""
-    # Colours and bars are the user's; what else could steer a terminal is not.
+    # Colours and bars are the user's; other control characters are not.
     return f"{line.time} ({printable(who)}{where}) {_safe(line.text)}"
 
 

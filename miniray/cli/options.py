@@ -86,7 +86,7 @@ class Parsed(ParamType):
 
 
 def json_object(text: str, example: str = '{"FPGA": 2}') -> dict[str, Any]:
-    """Parse a JSON object; what its values may be is checked with the other options."""
+    """Parse a JSON object; its values are checked with the other options."""
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:

@@ -38,7 +38,7 @@ _LIMITS = (
 
 
 def _limits(command: Any) -> Any:
-    """Give a command the options that a run has wherever it is started."""
+    """Give a command the options that all ways to start a run have."""
     for option in _LIMITS:
         command = option(command)
     return command

@@ -216,7 +216,7 @@ def _actors(state: ClusterStatus) -> Section:
 
 
 def _dead_actors(state: ClusterStatus) -> list[Section]:
-    """Show actors that have died lately, if there are any; reasons are never cut short."""
+    """Show actors that have died recently, if there are any; reasons are never cut short."""
     rows = [
         (
             short_id(actor["actor_id"]),

@@ -96,7 +96,7 @@ def _table(section: Section) -> RenderableType:
 _IN_BYTES = frozenset({"memory", "object_store_memory"})
 #: Most looked for first; others follow by name.
 _ORDER = {"CPU": 0, "GPU": 1}
-#: Every node has its own; it says nothing of how busy the node is.
+#: Every node has its own; it does not show how busy the node is.
 _HIDDEN_PREFIX = "node:"
 
 
@@ -108,7 +108,7 @@ def visible_resources(*amounts: Mapping[str, float]) -> list[str]:
 
 
 def format_amount(name: str, amount: float) -> str:
-    """Return one amount: ``0.5``, or ``1.5 GiB`` for what is counted in bytes."""
+    """Return one amount: ``0.5``, or ``1.5 GiB`` for amounts in bytes."""
     if name in _IN_BYTES:
         return format_bytes(amount)
     return f"{amount:.4f}".rstrip("0").rstrip(".")

@@ -1,1 +1,1 @@
-"""The runtime of drivers and workers: attached to a node, asks the head."""
+"""The runtime of drivers and workers: attached to a node, calls the head."""

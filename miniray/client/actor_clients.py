@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 #: Deaths of actors whose earlier calls may have finished: their replies are awaited. Others end
-#: what runs, and may be told before their process is gone.
+#: running calls, and may be reported before their process is gone.
 _FINISHED = frozenset({DeathCause.EXIT_ACTOR, DeathCause.EXITED, DeathCause.OUT_OF_SCOPE})
 
 
@@ -160,7 +160,7 @@ class ActorClients(Channel):
         return None
 
     def ready(self, call: Call) -> None:
-        """Have the actor placed: its constructor's arguments have values."""
+        """Start the actor: its constructor's arguments have values."""
         resolved, error = self.calls.resolved_refs(call)
         largest = config().largest_actor_arguments
         if error is None and (size := _size(resolved)) > largest:
@@ -187,7 +187,7 @@ class ActorClients(Channel):
         self.calls.sent(call)  # it stays only as the holder of its arguments
 
     def _leave_arguments(self, call: Call, resolved: list[RefArgument]) -> None:
-        """Have the daemon keep what a detached actor needs that may start after this process."""
+        """Leave the daemon the arguments of a detached actor that may start after this process."""
         values = [call.arguments, *(value for *_, value in resolved if value is not None)]
         inside = {(id, node) for _, id, node, _ in resolved}
         inside.update(ref for value in values for ref in refs_in(value))

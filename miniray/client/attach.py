@@ -115,7 +115,7 @@ class Attachment:
         self.loop.stop()
 
 
-#: What forked children close, and what they call then.
+#: The runtime that forked children close, and the function that they call then.
 _open_runtime: tuple[ClusterRuntime, Callable[[], None]] | None = None
 
 

@@ -1,6 +1,6 @@
 """Find or start a cluster for ``init()``, attach this process as its driver, print its output.
 
-Printed are warnings, what waits for resources, and the output of workers.
+Prints warnings, work that waits for resources, and the output of workers.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _LINES = 5
 
 
 class WaitingNews:
-    """Warns the user of what waits for resources, again and again. Runs in the loop's thread.
+    """Warns the user repeatedly of work that waits for resources. Runs in the loop's thread.
 
-    The head says when something of this driver's job has waited long, or cannot be served, and is
-    asked what. While any of it still waits, all of it is said again now and then.
+    The head notifies this driver when work of its job has waited long, or cannot be served; the
+    driver requests the list. While some of it still waits, all is printed again from time to time.
     """
 
     def __init__(self, loop: IOLoop, link: NodeLink, tell: Callable[[str], None]) -> None:
@@ -125,7 +125,7 @@ def _named(waiting: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str,
 
 
 class DriverOutput:
-    """Prints, in a thread of its own, what the runtime of a driver is sent to print."""
+    """Prints, in a thread of its own, the output that a driver's runtime receives."""
 
     def __init__(self, runtime: ClusterRuntime, *, wanted: bool) -> None:
         self._link = runtime.link

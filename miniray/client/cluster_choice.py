@@ -1,9 +1,9 @@
-"""Which running clusters of this machine are meant: by programs that attach, and by commands.
+"""Choice of a running cluster of this machine, for programs that attach and for commands.
 
 Commands and ``miniray.util.state`` look at a cluster that ``init()`` of a running program has
 started too, where there is no other; programs never attach to one.
 
-What they attach to is a node of this machine; where the cluster has none, one is started.
+Both attach to a node of this machine; where the cluster has none, one is started.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class ClusterRequests(RuntimeHead):
     def remove_placement_group(self, id: bytes) -> None:
         if id in self._own_groups:
             # It ends with this process's node too, so that no answer is needed to be sure of it;
-            # and nobody waits for its name.
+            # and no process waits for its name.
             self._own_groups.discard(id)
             self.link.head_notice("remove_placement_group", id)
         else:
@@ -139,10 +139,10 @@ class ClusterRequests(RuntimeHead):
 
     # --- what is waited for ----------------------------------------------------------
     def why_missing(self, id: bytes, timeout: float | None) -> tuple[str, str]:
-        """Say what makes a value that was not ready within a timeout, and what it waits for.
+        """Describe the call of a value that was not ready within a timeout, and what it waits for.
 
         Returns:
-            The name of its call; and a sentence on what has no resources yet. Empty if not known.
+            The name of its call; and a sentence on the demand without resources. Empty if unknown.
         """
         call = self.calls.find(id)
         name = "" if call is None else call.name

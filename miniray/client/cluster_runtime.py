@@ -69,7 +69,7 @@ class ProcessHooks(NamedTuple):
 
     #: Runs a wait of the running task, given with its timeout; gives the CPU back meanwhile.
     block: Block = plain_wait
-    #: Ends the actor of this process: what it runs fails.
+    #: Ends the actor of this process: its running calls fail.
     end_actor: Callable[[], None] = _no_actor
     #: The calls that run here, and the refs that they hold, for reports.
     executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]] = tuple
@@ -103,7 +103,7 @@ class ClusterRuntime(Runtime):
         #: Called for each peer that is gone; a worker adds its own.
         self.on_peer_lost: list[Callable[[Peer], None]] = []
         self.peers = PeerTable(link, facts.node_id, on_lost=self._on_peer_lost)
-        # A part that needs one made after it asks through a method of this class.
+        # A part that needs a later one goes through a method of this class.
         fetches = ValueFetches(link, facts.node_id, self._lost_on_the_way)
         self.shared_memory = SharedMemory(link, facts.node_id, fetches, self._make_room)
         self.free_shared = self.shared_memory.free
@@ -185,7 +185,7 @@ class ClusterRuntime(Runtime):
             "store_short": self.shared_memory.on_short,
             "node_stops": self.link.node_stops,
             "warning": lambda text: logger.warning("%s", text),  # a driver prints it
-            "head_lost": lambda: None,  # what it is asked waits
+            "head_lost": lambda: None,  # requests to it wait
             "head_back": self._on_head_back,
             "asked": self.answers.on_asked,
         }
@@ -332,7 +332,7 @@ class ClusterRuntime(Runtime):
             self.link.node_notice("metrics", counted)
 
     def _give_up(self) -> None:
-        """Fail all that is waited for: nothing will come any more.
+        """Fail all pending calls and values.
 
         Not at exit, when only daemon threads are left, which end with the process: their errors
         would be printed.

@@ -58,7 +58,7 @@ class CommandConnection:
 
     def __init__(self, node: LocalNode) -> None:
         self._node = node
-        #: That of the cluster's head.
+        #: The token of the cluster's head.
         self.address = node.address
 
     def status(self) -> Any:
@@ -106,7 +106,7 @@ class CommandConnection:
         return node_id
 
     def wait_drained(self, node_id: str, seconds: float | None) -> bool:
-        """Wait until nothing runs on a drained node; False if it is not drained any more.
+        """Wait until a drained node is idle; False if it is not drained any more.
 
         Raises:
             TimeoutError: something still runs there after ``seconds``.
@@ -124,7 +124,7 @@ class CommandConnection:
         return [each for each in told if each[0] != own]
 
     def page(self) -> Page:
-        """Have the cluster listen for browsers; return the page's address with a new code.
+        """Let the cluster listen for browsers; return the page's address with a new code.
 
         Raises:
             ValueError: The head is on another machine.
@@ -296,7 +296,7 @@ class JobConnection:
             while offset < end:
                 data, offset, _ = attachment.link.head_request("read_job_log", name, offset, False)
                 if not data:
-                    return  # somebody has emptied its file
+                    return  # its file was emptied
                 yield data
 
     def _offset(self, name: str, since: float | None) -> int:

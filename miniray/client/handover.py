@@ -33,7 +33,7 @@ _TO_OWNERS = (p.PEER_BORROW, p.PEER_UNBORROW, p.PEER_WANT)
 
 
 def hand_over(runtime: ClusterRuntime) -> bool:
-    """Give the daemon what others still hold of this process's objects; False if nothing is."""
+    """Give the daemon this process's objects that others still hold; False if none."""
     runtime.refs.settle()
     while True:
         _await_calls(runtime)
@@ -46,7 +46,7 @@ def hand_over(runtime: ClusterRuntime) -> bool:
 
 
 def leave_to_actors(runtime: ClusterRuntime) -> None:
-    """Give the daemon what it holds of this process's objects for detached actors.
+    """Give the daemon this process's objects that it holds for detached actors.
 
     For a driver: its job is over, but those live on. It does not wait for other processes.
     """
@@ -56,10 +56,10 @@ def leave_to_actors(runtime: ClusterRuntime) -> None:
 
 
 class _Departure:
-    """The moment from which the daemon answers in the place of this process."""
+    """The handover after which the daemon answers in the place of this process."""
 
     def __init__(self, runtime: ClusterRuntime, holder: bytes | None = None) -> None:
-        """Leave what anybody holds, or what one holder does."""
+        """Leave the objects that any holder has, or those of one."""
         self._runtime = runtime
         self._holder = holder
         #: Opens when it is over; ``left`` has the outcome.
@@ -80,7 +80,7 @@ class _Departure:
             else:
                 self.over.arrived()
         except BaseException:
-            self.left = False  # nothing would change if it was tried again
+            self.left = False  # another try would fail, too
             self.over.arrived()
             raise
 

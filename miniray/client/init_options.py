@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 #: Environment variable that says which cluster to attach to, where ``address`` does not.
 ADDRESS_VARIABLE = "MINIRAY_ADDRESS"
-#: Those of the drivers in a submitted job: its id, and its configuration (``JobConfig`` as JSON).
+#: Variables of the drivers in a submitted job: its id, and its ``JobConfig`` as JSON.
 JOB_ID_VARIABLE = "MINIRAY_JOB_ID"
 JOB_CONFIG_VARIABLE = "MINIRAY_JOB_CONFIG"
 
-#: Arguments of Ray that miniray accepts without an effect: what they tune is not there.
+#: Arguments of Ray that miniray accepts without an effect: they tune parts of Ray only.
 _NO_EFFECT = frozenset(
     {
         "configure_logging",

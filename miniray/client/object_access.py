@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from miniray.objects.waiting import ValueFetches, Waits
     from miniray.values.serialization import Serialized
 
-#: Seconds in which a value that is on this node should be mapped, whatever timeout is given.
+#: Seconds in which a value that is on this node should be mapped, with any timeout.
 _TO_MAP = 1.0
 #: Values behind those that ``wait`` returns as ready that it has brought to this node. So few that
 #: a loop which takes one value at a time stays linear.
@@ -192,7 +192,7 @@ class ObjectAccess(RuntimeObjects):
         return max(left, _TO_MAP)
 
     def _recover(self, entry: Entry, value: Value, why: str) -> None:
-        """Have a value replaced that could not be loaded; raise ObjectLostError if it can't be."""
+        """Recover a value that could not be loaded; raise ObjectLostError if that is impossible."""
         reason = self._recover_value(entry, value)
         if reason is not None:
             raise ObjectLostError(entry.id.hex(), f"{why}; {reason}") from None
@@ -343,7 +343,7 @@ class ObjectAccess(RuntimeObjects):
             callback()
 
     def _load_soon(self, load: Callable[[], None], result: concurrent.futures.Future[Any]) -> bool:
-        """Have a future's value read in a thread; False if there are none any more, at the end.
+        """Read a future's value in a thread; False if there are no threads any more, at the end.
 
         It may be on another node, and unpickling it runs user code: its user does not wait for it.
         """

@@ -1,7 +1,7 @@
 """Refs that come and go in this process, and what that means for the objects.
 
-Dropping a ref only queues its id; here the queue is counted, by whatever thread
-comes by and at the latest by the I/O thread. Pickled and unpickled refs are seen here too.
+Dropping a ref only queues its id; here the queue is counted, by the next thread that calls in, at
+the latest by the I/O thread. Pickled and unpickled refs are seen here too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RefTracking:
     _borrowing: Borrowing
 
     def __post_init__(self) -> None:
-        #: The last look of the I/O thread found nothing dropped.
+        #: The last look of the I/O thread found no dropped refs.
         self._quiet = False
         #: Held by the thread that counts dropped refs.
         self._draining = threading.RLock()
@@ -87,7 +87,7 @@ class RefTracking:
                 self._draining.release()
 
     def settle(self) -> None:
-        """Count all refs that were dropped until now, by whatever thread."""
+        """Count all refs that any thread has dropped until now."""
         held = self._draining.acquire(timeout=_SETTLE)
         try:
             self.drain()

@@ -74,9 +74,9 @@ class Answers:
         """Answer the daemon.
 
         Args:
-            number: Of the question.
+            number: Of the request.
             what: Its name.
-            arguments: Those of the function that answers it.
+            arguments: For the function that answers it.
             deadline: When the requester stops waiting, on the clock of this machine.
         """
         if time.monotonic() > deadline:
@@ -229,7 +229,7 @@ def _kind(call: Call) -> str:
 
 
 def _threads() -> Iterator[dict[str, Any]]:
-    """Yield what threads and coroutines of user code do: call, what is waited for, stack."""
+    """Yield call, awaited objects and stack of each thread and coroutine of user code."""
     from miniray.profiling.stacks import chains, execution_of
 
     for chain in itertools.islice(chains(), _MAX_THREADS):

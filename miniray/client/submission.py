@@ -1,4 +1,4 @@
-"""Tasks and method calls on their way out: made of what user code calls, with what it gets back."""
+"""Tasks and method calls on their way out: made for user code's calls, with the refs it gets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Submission(RuntimeCalls):
-    """Makes calls of what user code calls; the call table has them sent."""
+    """Makes the calls of user code; the call table sends them."""
 
     facts: ProcessFacts
     refs: RefTracking
@@ -177,7 +177,7 @@ class Returns:
     def of(
         self, number: int, options: TaskOptions | MethodOptions
     ) -> tuple[tuple[bytes, ...], StreamState | None, Any]:
-        """Make a call's result ids, or its stream; and what ``.remote()`` returns."""
+        """Make a call's result ids, or its stream; and the return value of ``.remote()``."""
         num_returns = options.num_returns
         table = self._table
         if num_returns == 1:

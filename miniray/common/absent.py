@@ -82,7 +82,7 @@ def lazy(
 
 
 def tell_imports(module: str, of_ray: Mapping[str, str]) -> None:
-    """Let imports of these names from a module fail with what to do instead.
+    """Make imports of these names from a module fail with what to do instead.
 
     ``from module import name`` and ``import module.name`` would else say only that there is no
     such name: Python drops the text of the error that ``__getattr__`` raises.

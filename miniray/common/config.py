@@ -69,8 +69,9 @@ class Config(NamedTuple):
     #: A task or method that waits in ``get`` longer than this gives its CPU back.
     block_after: float = 0.010
     #: Time between two runs of a call whose exception is retried, or of a task
-    #: whose process crashes, as what it needs may be out of reach for seconds. The second run comes
-    #: after half of it, or at once after a crash, the third one of such a task after half.
+    #: whose process crashes, as resources that it needs may be out of reach for seconds. The second
+    #: run comes after half of it, or at once after a crash, the third one of such a task after
+    #: half.
     retry_delay: float = 1.0
     #: How long an owner keeps an idle lease before it returns it.
     lease_idle: float = 0.5
@@ -104,7 +105,7 @@ class Config(NamedTuple):
     #: Where values go that do not fit into the object store; empty: a folder of the session, or
     #: /var/tmp if that is in memory (tmpfs).
     spill_folder: str = ""
-    #: Share of the object store from which on values are written to disk ahead of need.
+    #: Share of the object store above which values are written to disk ahead of need.
     spill_threshold: float = 0.8
     #: A request that finds store and disk full waits so long for processes to unmap what they do
     #: not use.

@@ -2,9 +2,9 @@
 
 User exceptions may have constructors that ``pickle`` can't call again, members
 that can't be pickled, or classes that can't be subclassed. The functions here
-pack, unpack and graft them without ever calling user constructors; what the
-result means is ``exceptions.py``'s business. Their classes may override anything, so what
-every exception has is reached through ``BaseException``.
+pack, unpack and graft them without ever calling user constructors; the meaning of the result is up
+to ``exceptions.py``. Their classes may override anything, so attributes of all exceptions are
+reached through ``BaseException``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ own_folders = tuple(
 #: Bytes that a pickled exception may take: errors travel in messages, not in shared memory.
 LARGEST = 256 << 20
 
-#: What user code may raise besides an Exception, and must not end the process with, where an
+#: Exceptions of user code, other than Exception, that must not end the process where an
 #: error is inspected. KeyboardInterrupt is not among them: it is meant for the inspector.
 ENDS = (SystemExit, GeneratorExit)
 
@@ -90,7 +90,7 @@ def state_of(error: BaseException) -> dict[str, Any]:
 
 
 def forget_traceback(error: BaseException) -> None:
-    """Drop the frames, and what they hold; a class may refuse the assignment, as frozen ones do."""
+    """Drop the frames and their values; frozen classes, for one, refuse the assignment."""
     BaseException.with_traceback(error, None)
 
 

@@ -1,6 +1,6 @@
 """Addresses of heads (``HOST:PORT``) and of daemons as text: parsed, completed, compared.
 
-Only names that have to be compared are looked up; nothing is sent to an address.
+Only names that have to be compared are looked up; no address is contacted.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class LineSplitter:
 
     @property
     def named(self) -> tuple[int, str]:
-        """The number and the name of what was read last."""
+        """The number and the name that were read last."""
         return self._number, self._name
 
     @property
@@ -98,7 +98,7 @@ class LineSplitter:
         return self._row > 0 or self._blank > 0
 
     def settle(self) -> list[LogLine]:
-        """Return the lines above the cursor: nothing has come, so they are finished."""
+        """Return the lines above the cursor: without further output they are finished."""
         lines: list[LogLine] = []
         self._emit_blank(lines)
         if self._row:
@@ -239,7 +239,7 @@ class LineSplitter:
                 lines.append(LogLine(self._name, row.shown() + "\r" * (number + 1)))
 
     def _finish(self, lines: list[LogLine]) -> None:
-        """Emit whatever is there, with or without a line end."""
+        """Emit the rest, with or without a line end."""
         self._emit_blank(lines)
         self._drop_left_bars(lines)
         while self._rows and not self._rows[-1].shown():

@@ -1,7 +1,7 @@
 """Ids, and ``ObjectRef``: the name of a value that exists, or will exist, in the cluster.
 
-A process, a node and a job have random ids of 8 bytes; what a process makes has the id of that
-process and a number, so that each id of an object names its owner.
+A process, a node and a job have random ids of 8 bytes; the objects of a process have its id and a
+number, so that each id of an object names its owner.
 
 A ref holds an id and where its owner lives, nothing else; values, counts and
 waiters are the runtime's. Dropping a ref only appends its id to a queue, since

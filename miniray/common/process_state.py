@@ -133,7 +133,7 @@ def hide_argument(text: str) -> None:
 
 
 def set_title(what: str) -> None:
-    """Have ``ps``, ``top`` and ``nvidia-smi`` show this process as ``miniray: WHAT``.
+    """Make ``ps``, ``top`` and ``nvidia-smi`` show this process as ``miniray: WHAT``.
 
     Its command line is written over; the kernel shows one whose last byte is no NUL up to its first
     NUL. ``top`` shows 15 bytes.

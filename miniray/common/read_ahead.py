@@ -15,8 +15,8 @@ T = TypeVar("T")
 def read_ahead(items: Iterator[T], depth: int, thread_name: str) -> Iterator[T]:
     """Yield the items; a thread makes up to ``depth`` of them before they are requested.
 
-    A reader that stops early waits for the item that is being made: after that nothing reads from
-    ``items`` any more. 0 makes each on request, without a thread.
+    A reader that stops early waits for the item that is being made: after that ``items`` is not
+    read any more. 0 makes each on request, without a thread.
     """
     if depth == 0:
         yield from items

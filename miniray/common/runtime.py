@@ -261,11 +261,11 @@ class RuntimeHead(abc.ABC):
     def ask_nodes(
         self, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any = None
     ) -> list[tuple[bytes, Any, str]]:
-        """Ask nodes and their processes; returns of each its id, the answer, and why none."""
+        """Query nodes and their processes; returns of each its id, the answer, and why none."""
         _only_of_miniray()
 
     async def flush_output(self) -> None:  # noqa: B027
-        """Have nodes write to files what processes of the job have printed."""
+        """Make nodes write the output of the job's processes to files."""
 
 
 def _only_of_miniray() -> NoReturn:
@@ -300,7 +300,7 @@ class Runtime(abc.ABC):
         return True
 
     def prepare_runtime_env(self, own: Mapping[str, Any] | None) -> str:
-        """Return an environment as JSON in which nothing refers to this machine any more.
+        """Return an environment as JSON, without references to this machine.
 
         As it is, for an engine that looks after that at each call.
         """

@@ -76,8 +76,8 @@ class Spans:
         self._recorded: list[Span] | None = None
         self._left_out = 0
         self._lock = threading.Lock()
-        #: Called with whether all is recorded, when that changes: so what would have to ask each
-        #: time costs nothing while nothing is recorded.
+        #: Called with whether all is recorded, when that changes, so that code need not check it
+        #: each time.
         self.switches: set[Callable[[bool], object]] = set()
 
     def write_to(self, ring: Ring) -> None:
@@ -138,5 +138,5 @@ class Spans:
             return recorded, self._left_out
 
 
-#: Those of this process.
+#: The spans of this process.
 SPANS = Spans()

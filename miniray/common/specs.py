@@ -43,7 +43,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Anywhere:
-    """The default policy, and in no placement group, whatever the caller's group captures."""
+    """The default policy, and in no placement group, even if the caller's group captures."""
 
 
 #: None is the default policy (pack to half, then spread), in the caller's group if that captures.

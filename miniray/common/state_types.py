@@ -109,7 +109,7 @@ class Why(TypedDict):
     #: The node where least is missing, and the resource; "" if there is no such node.
     node_id: str
     resource: str
-    #: What is needed of it, and what is free there: on its freest device, or in whole devices.
+    #: Needed and free amounts there: on its freest device, or in whole devices.
     needed: float
     available: float
 
@@ -226,7 +226,7 @@ class ObjectRow(TypedDict):
     #: Where in shared memory it is; empty and 0 for a small value, or one that is still to come.
     node: bytes
     segment: int
-    #: Ray's: NIL for what was put, or the state of the task that makes it.
+    #: Ray's: NIL for values of ``put``, or the state of the task that makes it.
     status: str
     #: Where it was put, or what made it; empty if that is not recorded.
     call_site: str
@@ -288,7 +288,7 @@ class StoreTotals(TypedDict):
     used: int
     #: What waits, warm, for the next value.
     pooled: int
-    #: Of ``used``: what is freed and still mapped, and what is being written.
+    #: Of ``used``: memory that is freed and still mapped, and memory that is being written.
     freed: int
     writing: int
     #: On disk.

@@ -162,7 +162,7 @@ class TaskError(MinirayError):
     def __repr__(self) -> str:
         try:
             cause = repr(self.cause)
-        except Exception:  # noqa: BLE001 -- a class of the user's; who prints has another error
+        except Exception:  # noqa: BLE001 -- a class of the user's; the printed error is another one
             cause = f"a {transport.name_of(self.cause)}"
         return f"TaskError({self.function_name}: {cause})"
 
@@ -219,7 +219,7 @@ def text_only(pickled: bytes) -> Any:
 
 
 def last_line(pickled: bytes) -> str:
-    """Return the last line of what a pickled error says; empty if only the user's code has it."""
+    """Return the last line of a pickled error's text; empty if only the user's code has it."""
     text = str(text_only(pickled) or "")
     return text.rstrip().split("\n")[-1].strip()
 
@@ -241,7 +241,7 @@ class _Pickled:
 
 
 def _control_flow() -> tuple[type[BaseException], ...]:
-    """Return the exceptions by which Python steers processes, generators and tasks."""
+    """Return the exceptions with which Python controls processes, generators and tasks."""
     flow = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration)
     asyncio = sys.modules.get("asyncio")  # without it there is no CancelledError
     return flow if asyncio is None else (*flow, asyncio.CancelledError)

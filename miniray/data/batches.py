@@ -43,7 +43,7 @@ class Batches:
 
 
 _ARRAYS = "iter_batches() gives NumPy arrays, which JAX and TensorFlow take"
-#: Methods of Ray's datasets and what reads them that are not here, and what to do instead.
+#: Methods of Ray's datasets and their readers that are not here, and what to do instead.
 ABSENT = {
     "iter_jax_batches": _ARRAYS,
     "iter_tf_batches": _ARRAYS,

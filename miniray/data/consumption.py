@@ -130,7 +130,7 @@ class Consumption(Reading):
         return known
 
     def schema(self) -> DataSchema | None:
-        """Return the columns and their types, None if there are no rows to tell.
+        """Return the columns and their types, None if there are no rows.
 
         Without functions they are known from files' metadata; otherwise the first row is made.
         """

@@ -2,7 +2,7 @@
 
 Every exchange cuts rows by an order: that of key columns, of row numbers, or of numbers drawn from
 a seed and the row number. A partition has a range of that order, so that rows of equal keys are
-together, and what comes out is the same however the input was cut and wherever it ran.
+together, and the result does not depend on how the input was cut and where it ran.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     target = setting.context.target_max_block_size
     feed = group_feed(_feed(below, setting, CutWish(target, parts, node.least)), node.least)
     if isinstance(below, Exchange) and below.partitions is not None and not node.steps:
-        target = 0  # so many blocks were asked for
+        target = 0  # this number of blocks was requested
     return _run(node, feed, setting, target)
 
 
@@ -223,7 +223,7 @@ def execute(
 
     Args:
         plan: The plan.
-        local: Run all in this process. Default: without functions of users, what is small is.
+        local: Run all in this process. Default: for small data without functions of users.
         ordered: Keep the order. Default: as the context says.
         stats: Where to count.
         share: Among how many executions pools are divided.
@@ -254,7 +254,7 @@ def execute(
         stats=stats or ExecutionStats(root.name),
     )
     if context.print_on_execution_start:
-        print(explained(root))  # noqa: T201 -- asked for
+        print(explained(root))  # noqa: T201 -- requested
     if below is None:
         made = isinstance(root, Read) and root.source.made
         wish = CutWish(context.target_max_block_size)

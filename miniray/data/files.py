@@ -223,7 +223,7 @@ class FilesDatasource(Datasource):
         filesystem: Of fsspec.
         options: Of the function that makes rows of bytes.
         folders: The columns from paths, and the functions that make values of their texts.
-        found: Paths and sizes; none in what is read.
+        found: Paths and sizes; none in read units.
     """
 
     kind: FileKind

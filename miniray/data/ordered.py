@@ -120,7 +120,7 @@ def key_order(keys: Any, descending: Sequence[bool] = ()) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class KeySample(TableStep):
-    """Gives keys of some rows, from which the bounds of partitions are chosen."""
+    """Gives keys of some rows, for the choice of the bounds of partitions."""
 
     name: str
     how: Ordered
@@ -136,7 +136,7 @@ class KeySample(TableStep):
 
 #: Joins that return rows of one input unchanged.
 ONE_SIDED = ("left_semi", "right_semi", "left_anti", "right_anti")
-#: Ray's names of joins. Those of Arrow have spaces.
+#: Ray's names of joins. Arrow's have spaces.
 JOINS = ("inner", "left_outer", "right_outer", "full_outer", *ONE_SIDED)
 
 

@@ -74,7 +74,7 @@ class Regroup(PlanNode):
     """Blocks with a given number of rows.
 
     Attributes:
-        rows: Rows of each block, or at least so many.
+        rows: Rows of each block, or the least number of them.
         strict: Exactly this many, except in the last one.
     """
 
@@ -118,7 +118,7 @@ class Stage(PlanNode):
 
     @property
     def name(self) -> str:
-        """The names of what is in it, as Ray joins them."""
+        """The names of its steps, as Ray joins them."""
         names = [step.name for step in self.steps]
         names[:0] = [each.name for each in self.inputs if isinstance(each, Read | Exchange)]
         return "->".join(names) or self.inputs[0].name
@@ -205,7 +205,7 @@ def counted(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
 
 
 def stacked(node: PlanNode, stages: Sequence[Stage]) -> PlanNode:
-    """Return a plan with stages on top, whatever they had below them."""
+    """Return a plan with stages on top, in place of their former inputs."""
     for stage in stages:
         node = dataclasses.replace(stage, inputs=(node,))
     return node

@@ -213,7 +213,7 @@ def read_text(paths: Any, **options: Any) -> Dataset:
     """Read lines of text into the column "text".
 
     Further arguments are ``encoding`` ("utf-8"), ``drop_empty_lines`` (True), and those of
-    ``read_parquet`` but for ``columns`` and ``filter``; so they are for what follows here.
+    ``read_parquet`` but for ``columns`` and ``filter``; as they are in later calls here.
     """
     return Dataset(_read("read_text", TEXT, paths, **options))
 

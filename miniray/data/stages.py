@@ -93,7 +93,7 @@ def blocks_of(generator: Any, unit: ReadUnit, number: int, stats: StageStats) ->
 
 
 def _value(ref: Any, label: str) -> Any:
-    """Return the value of a ref; an error is told without the task's own traceback."""
+    """Return the value of a ref; errors come without the task's own traceback."""
     try:
         return get(ref)
     except MinirayError as error:
@@ -205,7 +205,7 @@ class StageCalls:
         self._calls.append(StageCall(generator, blocks, runner))
 
     def _take(self, call: StageCall) -> ReadUnit | list[Any] | None:
-        """Return what comes next of a call; what fails, and may, has ended."""
+        """Return the next unit of a call; one that fails, within the limit, has ended."""
         try:
             return next(call.blocks)
         except DataError:
@@ -231,7 +231,7 @@ class StageCalls:
         return max(1, int(window))
 
     def _add_runner(self) -> None:
-        """Have one more actor, or the task that runs all calls."""
+        """Add an actor, or the task that runs all calls."""
         context = self._setting.context
         restarts, retries = context.max_actor_restarts, context.max_task_retries
         pauses = {"_generator_backpressure_num_objects": _UNREAD}

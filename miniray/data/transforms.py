@@ -30,7 +30,7 @@ _FILLED = frozenset({np.ndarray, list})
 
 
 class DataError(MinirayError, RuntimeError):
-    """A function of the user, or a file, has failed; the text says which, and on which rows."""
+    """A function of the user, or a file, has failed; the text names it, and the rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +273,7 @@ class MapBatches(UserStep):
         for rows in self.batches(tables):
             count = rows.num_rows
             if not count:
-                continue  # functions need not be ready for batches of nothing
+                continue  # functions need not be ready for empty batches
             named = _rows_text(at, count) + self.called
             at += count
             with told(self.name, where, named):

@@ -114,7 +114,7 @@ class PoolWorker:
 
 
 def _keep_freed_memory() -> None:
-    """Have the C library keep the memory of a block for the next: new pages cost much of the work.
+    """Make the C library keep a block's memory for the next: new pages cost much of the work.
 
     No effect where the C library is not glibc.
     """

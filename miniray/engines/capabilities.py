@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from miniray.exceptions import EngineError
 
-#: What is refused at the call, and what to do instead.
+#: Features that are refused at the call, and what to do instead.
 REFUSED = {
     "util.state": "miniray.util.state looks at miniray's head; use `ray.util.state` or "
     "`ray list actors`",

@@ -1,1 +1,1 @@
-"""One command on every host of an allocation becomes a cluster; schedulers are never talked to."""
+"""One command on every host of an allocation becomes a cluster; schedulers are never contacted."""

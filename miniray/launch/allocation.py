@@ -75,7 +75,7 @@ class _Scheduler:
     name: str
     rank: str
     size: str
-    #: Where the first host is: the words of the first line, of which all are tried.
+    #: Addresses of the first host: all words of the first line are tried.
     head: str = ""
     #: Variables, the first of which that is set identifies this run.
     ids: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""`miniray ssh`: a run on hosts that a user reaches by ssh. Installs nothing, and leaves nothing.
+"""`miniray ssh`: a run on hosts that a user reaches by ssh. Installs nothing, and leaves no files.
 
 The user's own ssh is run, with their configuration, agent and known hosts: one process per host,
-whose standard input is the line that the run on that host lives by.
+whose standard input keeps the run on that host alive.
 """
 
 from __future__ import annotations

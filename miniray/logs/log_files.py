@@ -65,7 +65,7 @@ def order(line: LogLineRead) -> tuple[str, int, bool]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines are wanted."""
+    """A selection of lines."""
 
     #: Names of tasks and actors, or ``head``, ``node`` and ``web``; none: of all workers.
     names: Sequence[str] = ()
@@ -200,7 +200,7 @@ def read_on(folder: Path, query: LogQuery, ends: Mapping[str, int]) -> dict[str,
 
 
 def _piece(file: LogFound, begin: int, size: int) -> bytes:
-    """Read a piece of a file; nothing if it was rotated just now, so that its name is another's."""
+    """Read a piece of a file; empty if it was rotated just now, so that its name is another's."""
     with contextlib.suppress(FileNotFoundError), file.path.open("rb") as opened:
         if os.fstat(opened.fileno()).st_ino == file.info.st_ino:
             opened.seek(begin)
@@ -219,7 +219,7 @@ def pattern(grep: str) -> re.Pattern[str] | None:
     """Return a regular expression; None if there is none.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no regular expression.
     """
     try:
         return re.compile(grep) if grep else None

@@ -409,7 +409,7 @@ class LogThread:
         self._queue.put(item)
 
     def close(self) -> None:
-        """Print what waits, then end; give up when the terminal takes nothing for a while."""
+        """Print waiting lines, then end; give up when the terminal takes none for a while."""
         self._queue.put(None)
         before = -1
         while self._thread.is_alive() and before != self._printed:

@@ -98,7 +98,7 @@ class Screen:
             self._drawn_on = None
 
 
-#: That of this process.
+#: The screen of this process.
 SCREEN = Screen()
 
 

@@ -26,10 +26,10 @@ Event = dict[str, Any]
 
 
 def timeline(filename: str | None = None) -> list[Event] | None:
-    """Return what the workers have run lately, as Chrome trace events: calls above 1 ms.
+    """Return the recent calls of workers above 1 ms, as Chrome trace events.
 
     Each worker remembers its last 255 of them. ``miniray timeline --seconds 10 -o FILE`` records
-    all calls for a time, with what waits, transfers and spills.
+    all calls for a time, with waits, transfers and spills.
 
     Args:
         filename: Where to write the events, as JSON, instead.
@@ -43,7 +43,7 @@ def timeline(filename: str | None = None) -> list[Event] | None:
 
 
 def record(cluster: ClusterSource, seconds: float) -> tuple[list[Event], list[str]]:
-    """Record what all processes do for some seconds; 0: return what they did lately.
+    """Record all processes for some seconds; 0: return their recent calls.
 
     Returns:
         Trace events; and sentences on missing spans.

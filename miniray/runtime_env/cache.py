@@ -107,7 +107,7 @@ class FolderCache:
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody uses a folder, or waits for one."""
+        """Whether a folder is in use, or waited for."""
         return bool(self._held or self._pending)
 
     async def close(self) -> None:
@@ -195,7 +195,7 @@ class FolderCache:
 
 @contextlib.contextmanager
 def folder_in_use(root: Path, key: str, build: Callable[[Path], None]) -> Iterator[Path]:
-    """Have a finished folder, as ``FolderCache.acquire`` does, without an event loop; blocks.
+    """Hold a finished folder, as ``FolderCache.acquire`` does, without an event loop; blocks.
 
     A folder is removed after its last use: there is no limit below which unused folders stay.
     Remains of killed processes are removed before a folder is used again.

@@ -1,1 +1,1 @@
-"""Who may talk to whom: the join token, TLS, the challenge on Unix sockets."""
+"""Authentication of peers: the join token, TLS, the challenge on Unix sockets."""

@@ -85,7 +85,7 @@ def make_head_identity() -> Identity:
 
 
 def load_head_identity(folder: Path) -> Identity:
-    """Read what `save_head_identity` kept; OSError if there is nothing."""
+    """Read what `save_head_identity` kept; OSError if there is none."""
     certificate = (folder / _CERTIFICATE_FILE).read_bytes()
     return Identity(certificate, (folder / _KEY_FILE).read_bytes())
 

@@ -53,8 +53,7 @@ class ServerChallenge:
         """Take bytes from the client; return (what to send, whether the client is proven).
 
         Raises:
-            AuthenticationError: The answer is wrong. Close the connection; nothing of it
-                may be read further.
+            AuthenticationError: The answer is wrong. Close the connection; read no more from it.
         """
         self._buffer += data
         if self._done or len(self._buffer) < _CLIENT_ANSWER_SIZE:

@@ -1,4 +1,4 @@
-"""gRPC servers and channels of a cluster: who is let in, how, and with which limits.
+"""gRPC servers and channels of a cluster: authentication, and limits.
 
 Only the head and the node daemons load this. What the RPCs mean is their business.
 """

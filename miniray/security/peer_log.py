@@ -72,7 +72,7 @@ class Arrivals:
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._log = PeerLog(tell)
-        #: Set once it is known, before anybody can connect.
+        #: Set before any peer can connect.
         self.port = 0
         self._known: set[tuple[str, int]] = set()
         self._looked = -_SAMPLE

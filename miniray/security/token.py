@@ -1,7 +1,7 @@
 """The cluster's one secret: how it is made, kept, shown as a join token and derived from.
 
-Nothing is authenticated with the secret itself. Each use has a key of its own, so that
-what one kind of peer is shown is worth nothing elsewhere.
+Nothing is authenticated with the secret itself. Each use has a key of its own, so that a key shown
+to one kind of peer is useless elsewhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What starting a node takes and gives: checked options in, addresses and pids out.
 
 Both travel as JSON between the requesting process and the one that boots. All checks of a user's
-options for a node are here, for ``init()`` and the command line alike; nothing here starts
-anything.
+options for a node are here, for ``init()`` and the command line alike; no process is started here.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ def find_clusters() -> list[ClusterRecord]:
 
 
 def remove_session(session: Session, *, keep_logs: bool = True) -> None:
-    """Remove what a session left: its record, sockets and files, and the logs if asked."""
+    """Remove what a session left: its record, sockets and files, and the logs on request."""
     record = user_root() / "clusters" / f"{session.id}.json"
     # The paths may come from a record: only what looks like a session's is removed.
     if session.socket_dir.name.startswith(_SOCKET_PREFIX):

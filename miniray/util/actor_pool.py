@@ -36,7 +36,7 @@ class ActorPool(Generic[V]):
 
     def __init__(self, actors: Iterable[Any]) -> None:
         self._idle: list[Any] = list(actors)
-        #: By number: what each call returned whose result was not taken yet, and its actor.
+        #: By number: the ref of each call whose result was not taken yet, and its actor.
         self._running: dict[int, tuple[Any, Any]] = {}
         self._waiting: collections.deque[tuple[Callable[[Any, V], Any], V]] = collections.deque()
         self._submitted = 0

@@ -31,6 +31,6 @@ def reset_log_once(key: object = None) -> None:
 
 
 def disable_log_once_globally() -> None:
-    """Have ``log_once`` return False everywhere in this process."""
+    """Make ``log_once`` return False everywhere in this process."""
     global _disabled
     _disabled = True

@@ -173,7 +173,7 @@ class _Batch:
 
     Args:
         calls: joblib's ``BatchedCalls``.
-        stored: By id, what was stored for this loop already, with its ref.
+        stored: By id, the values stored for this loop already, with their refs.
     """
 
     def __init__(self, calls: Any, stored: dict[int, tuple[Any, ObjectRef[Any]]]) -> None:

@@ -65,7 +65,7 @@ class Logs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogSelection:
-    """Which lines of which nodes (none: of all) are wanted."""
+    """A selection of lines and nodes (none: of all)."""
 
     query: LogQuery
     nodes: tuple[str, ...] = ()

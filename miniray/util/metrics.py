@@ -198,5 +198,5 @@ class Histogram(Metric):
 
     @property
     def info(self) -> dict[str, Any]:
-        """As of the other kinds, with the boundaries."""
+        """The fields of other kinds, and the boundaries."""
         return {**super().info, "boundaries": self.boundaries}

@@ -1,6 +1,6 @@
 """Placement groups: bundles of resources that are reserved together, or not at all.
 
-Here are the handle, the functions on it, and the checks of what users ask for;
+Here are the handle, the functions on it, and the checks of users' arguments;
 placing the bundles is the head's work.
 """
 

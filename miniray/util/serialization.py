@@ -36,7 +36,7 @@ def register_serializer(
     Args:
         cls: The class. Its subclasses are not meant.
         serializer: Makes something of a value that can be pickled.
-        deserializer: Makes the value again. It is pickled along.
+        deserializer: Makes the value again. Pickled along with it.
 
     Raises:
         TypeError: ``cls`` is not a class, or one of the others is not callable.
@@ -56,7 +56,7 @@ def register_serializer(
 
 
 def deregister_serializer(cls: type) -> None:
-    """Pickle values of a class as the class says, again; nothing if that is so."""
+    """Pickle values of a class as the class says, again; no effect without a serializer."""
     for table, own in zip(_TABLES, _before.pop(cls, ()), strict=False):
         if own is None:
             table.pop(cls, None)

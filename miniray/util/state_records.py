@@ -112,7 +112,7 @@ class NodeState(State):
     node_id: str
     node_ip: str
     is_head_node: bool
-    #: ALIVE, DRAINING (nothing new is placed there) or DEAD.
+    #: ALIVE, DRAINING (gets no new work) or DEAD.
     state: str
     #: Why it is not ALIVE; None otherwise.
     state_message: str | None
@@ -240,7 +240,7 @@ class PlacementGroupState(State):
 
 @dataclasses.dataclass(frozen=True)
 class JobState(State):
-    """A job: one driver and what runs for it."""
+    """A job: one driver and its tasks and actors."""
 
     job_id: str
     #: Always DRIVER: the program that called ``init()``.
@@ -332,7 +332,7 @@ class ObjectState(State):
     #: Bytes.
     object_size: int
     #: Of the task that makes it: PENDING_ARGS_AVAIL, PENDING_NODE_ASSIGNMENT,
-    #: SUBMITTED_TO_WORKER, FINISHED or FAILED; NIL for what was put.
+    #: SUBMITTED_TO_WORKER, FINISHED or FAILED; NIL for values of ``put``.
     task_status: str
     #: The first reason why it is held: USED_BY_PENDING_TASK, LOCAL_REFERENCE,
     #: CAPTURED_IN_OBJECT, ACTOR_HANDLE, PINNED_IN_MEMORY (it is mapped somewhere) or

@@ -42,7 +42,7 @@ def ask_processes(
         most: Calls of one process, at most; counts by function are always there.
         threads: Ask also what threads wait for, with their stacks.
         nodes: Ids of the nodes whose processes are queried; None: all.
-        pids: Of the processes that are asked; None: all.
+        pids: Of the processes that are queried; None: all.
 
     Returns:
         The answers of processes, and by hex id why nodes and processes gave none.

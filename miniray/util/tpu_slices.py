@@ -260,7 +260,7 @@ def run_on_slice(
     """Run a remote function on every host of a TPU slice, or in every bundle of a group of them.
 
     Args:
-        fn: A remote function. It gets the chips of its bundle and no CPU, whatever it says.
+        fn: A remote function. It gets the chips of its bundle and no CPU, whatever its options are.
         *args: Its arguments.
         topology: Of a slice that is reserved here, until this driver ends.
         accelerator_version: The generation of that one.
@@ -270,8 +270,8 @@ def run_on_slice(
         chips_per_vm: As of ``SlicePlacementGroup``.
         head_reservation_timeout_s: How long to wait for a slice that is reserved here, in
             seconds; None: without end.
-        pg_ready_timeout_s: The same for slices that are reserved already; given, it replaces
-            the former too.
+        pg_ready_timeout_s: Like the former, for slices that are reserved already; given, it
+            replaces the former too.
         **kwargs: Its arguments by name.
 
     Returns:

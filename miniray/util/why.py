@@ -35,7 +35,7 @@ class NothingWaitsError(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """One thing of a chain."""
+    """One link of a chain."""
 
     #: wait, ref, task, actor or resources.
     kind: str
@@ -137,7 +137,7 @@ class _View:
             bytes.fromhex(each["worker_id"]): bytes.fromhex(each["actor_id"])
             for each in source.listing("workers")
         }
-        #: Calls by what they make and by their own id, each with its caller.
+        #: Calls by the ids of their results and by their own, each with its caller.
         self._calls: dict[bytes, tuple[ProcessTold, dict[str, Any]]] = {}
         #: By call: the process that has it, and for how many seconds it runs there (None: queued).
         self._works: dict[bytes, tuple[ProcessTold, float | None]] = {}
@@ -335,9 +335,9 @@ class _View:
         yield Link("resources", call["name"].encode(), "resources:", text)
 
     def _holders(self, demand: dict[str, Any]) -> str:
-        """Return a sentence on who has what is missing; empty if that is nobody."""
+        """Return a sentence on the holders of what is missing; empty if there are none."""
         if not demand["resource"] or demand["infeasible"]:
-            return ""  # or nobody who ends could help
+            return ""  # the end of no holder could help
         resource, node = demand["resource"], demand["node_id"]
         holders = [
             (f"{short_name(each['class_name'])} (pid {each['pid']})", each)

@@ -109,7 +109,7 @@ _NAMED: list[tuple[re.Pattern[str], Callable[..., Asked]]] = [
 def source_of(topic: str) -> Callable[[RuntimeHead], Asked] | None:
     """Return the function that polls a topic; None if there is none of this name."""
     if topic == "datasets" or topic.startswith("run:"):
-        # The train layer, only if somebody looks at it.
+        # The train layer, only if there is a viewer.
         from miniray.train.run.page import RunPage
         from miniray.web import runs
 

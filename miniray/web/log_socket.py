@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     #: Returns status and reason of a refusal: of a method, a path and headers.
     Refusal = Callable[[str, str, dict[str, str]], tuple[int, str] | None]
-    #: Notes that somebody is there.
+    #: Counts the connection as a client.
     Count = Callable[[], contextlib.AbstractContextManager[None]]
 
 _PATH = re.compile(r"/api/jobs/([^/]+)/logs/tail")

@@ -101,7 +101,7 @@ class WebServer:
                 **_tls(facts),
             )
         )
-        self._server.config.load()  # what fails with a certificate fails before anybody is served
+        self._server.config.load()  # errors of a certificate show before the first request
 
     async def run(self, listener: socket.socket, ended: asyncio.Event) -> None:
         """Serve until the last client has left for ``dashboard_idle`` seconds, or ``ended``."""
@@ -119,7 +119,7 @@ class WebServer:
         self._server.should_exit = True
 
     async def _count(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request, and note that somebody is there."""
+        """Serve a request, and count it as a sign of a client."""
         with self._somebody():
             await self._access(scope, receive, send)
 

@@ -57,7 +57,7 @@ class Table:
             self.update(changed, gone)
 
     def fail(self, error: str) -> None:
-        """Let viewers know why rows are missing or old; empty: they are not any more."""
+        """Show viewers why rows are missing or old; empty: they are not any more."""
         if error != self.error:
             self.error = error
             self.wake()
@@ -80,7 +80,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """Which rows a viewer wants."""
+    """The rows that a viewer wants."""
 
     first: int = 0
     size: int = 60

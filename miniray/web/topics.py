@@ -1,4 +1,4 @@
-"""The topics of the page: where the rows of each come from. One lives while somebody looks.
+"""The topics of the page: the sources of their rows. A topic lives while it has a viewer.
 
 The head pushes its listings; data of nodes and processes are polled (``asked.py``).
 """
@@ -51,7 +51,7 @@ def _actor(data: Row) -> Row:
 
 
 def _run(data: Row) -> Row:
-    from miniray.train.run.page import run_row  # the train layer, only if somebody looks at it
+    from miniray.train.run.page import run_row  # the train layer, only if there is a viewer
 
     return run_row(data)
 
@@ -147,7 +147,7 @@ class Topics:
                 loop.call_later(_LINGER, self._end_unless_watched, topic, table)
 
     def _watch(self) -> None:
-        """Have the head push the listings of the tables that there are."""
+        """Make the head push the listings of the tables that there are."""
         listings = [each for each, (topic, _) in _LISTINGS.items() if topic in self._tables]
         self.link.head_request_async("watch", (listings,), self._soon(self._on_watch))
 
@@ -174,7 +174,7 @@ class Topics:
         self._watch()
 
     async def _ask(self, source: Callable[[RuntimeHead], Asked], table: Table) -> None:
-        """Ask for the rows of a table, as long as somebody looks at it."""
+        """Poll the rows of a table, as long as it has a viewer."""
         while True:
             began = time.monotonic()
             try:

@@ -23,7 +23,7 @@ WORKER_LABEL = "miniray.io/tpu-worker-id"
 
 @dataclasses.dataclass(frozen=True)
 class WorkerInfo:
-    """Where a worker runs, as it says itself.
+    """Where a worker runs, as it reports itself.
 
     Attributes:
         node_id: Hex id of its node.

@@ -180,10 +180,10 @@ class CSVCallback(_FileCallback):
 
 
 def choose(callback: str, choices: Mapping[str, Sequence[str]], install: str) -> str:
-    """Return the first module whose packages are all installed; import nothing.
+    """Return the first module whose packages are all installed, without an import.
 
     Raises:
-        ImportError: None is there.
+        ImportError: No module is complete.
     """
     for module, needed in choices.items():
         if all(importlib.util.find_spec(package) is not None for package in needed):

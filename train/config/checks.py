@@ -95,7 +95,7 @@ def instance_of(argument: str, value: Any, kind: type) -> Any:
 def refuses(**instead: str) -> Callable[[type[T]], type[T]]:
     """Make a dataclass refuse these arguments of Ray's, and say what to do instead.
 
-    The dataclass raises RefusedArgumentError for them, whatever their value.
+    The dataclass raises RefusedArgumentError for them, with any value.
     """
 
     def decorate(cls: type[T]) -> type[T]:

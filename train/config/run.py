@@ -1,6 +1,6 @@
 """``RunConfig`` and its parts; ``Callback``: the hooks of a run for users' code.
 
-Callbacks observe; they decide nothing. What calls them, and what an exception in one means, is in
+Callbacks observe; they decide nothing. Their caller, and the effect of an exception in one, is in
 ``callbacks/__init__.py``.
 """
 

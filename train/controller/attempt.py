@@ -1,7 +1,7 @@
-"""One attempt: a worker group from the start of its train loops until it is known how it ended.
+"""One attempt: a worker group from the start of its train loops until its outcome is clear.
 
-It collects what the ranks say and judges it, also that they hang; starting and ending processes
-is the controller's part.
+It collects and judges the reports of ranks, and their hangs; the controller starts and ends the
+processes.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ RETURN_GRACE = 2.0
 #: died often fails before the death is known, and the error should name both.
 FAILURE_GRACE = 0.5
 
-#: After a rank has failed, seconds that the uploads get by which checkpoints become complete that
-#: every rank has reported: what they hold need not be computed again.
+#: After a rank has failed, seconds for the uploads of checkpoints that every rank has reported:
+#: their steps need not be computed again.
 UPLOAD_GRACE = 30.0
 
 

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One step, as a person wants to see it."""
+    """One step, for display."""
 
     number: int
     metrics: dict[str, Any]

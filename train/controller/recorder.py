@@ -83,7 +83,7 @@ class CheckpointBook:
 
     @property
     def best(self) -> list[CheckpointRecord]:
-        """As many of the best as the rule keeps, the best last: not the latest if it is worse."""
+        """The best ones that the rule keeps, the best last; without the latest if that is worse."""
         return list(self._records if self._keep is None else self._records[-self._keep :])
 
     @property
@@ -185,7 +185,7 @@ class RunRecorder:
         return self._book.records
 
     def record(self, first_number: int, steps: Sequence[Step]) -> list[str]:
-        """Record steps of an attempt whose first report has this number; return what to tell."""
+        """Record steps of an attempt whose first report has this number; return notes."""
         rows, notes = [], []
         for step in steps:
             number = first_number + step.index

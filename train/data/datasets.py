@@ -138,7 +138,7 @@ def _held_at_once(unit: ReadUnit) -> list[ReadUnit]:
 def _unshuffled(node: PlanNode) -> PlanNode:
     """Return a plan without shuffles that only functions of rows or batches follow.
 
-    It is the same plan if there is none.
+    Returns the plan itself if there is none.
     """
     if isinstance(node, Exchange) and isinstance(node.how, Numbered) and node.how.seed is not None:
         return _unshuffled(node.inputs[0])

@@ -270,7 +270,7 @@ class DataIterator:
     # --- passes, for BatchIterable ------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Have the first rows of the next pass made, where tasks do that."""
+        """Start the tasks for the first rows of the next pass, where tasks make them."""
         self._reader = self._new_reader()
         if self._reader is not None:
             position = self._position

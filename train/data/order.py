@@ -280,7 +280,7 @@ class Position:
 
     @property
     def endless(self) -> bool:
-        """Whether the length of the data is not known."""
+        """Whether the length of the data is unknown."""
         return any(stop == ENDLESS for _, stop in self.ranges[-1:])
 
     @property

@@ -112,7 +112,7 @@ class UnitsSource(Source):
         """Return the rows of units, in their order.
 
         Args:
-            units: Which rows of which units.
+            units: Units, with the rows to read of each.
             share: How many ranks there are, among which pools are divided.
             local: Make them in this process.
         """

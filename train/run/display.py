@@ -84,7 +84,7 @@ class ProgressStatus:
         step: Steps made.
         epoch: As reported last; None if it is not reported.
         rate: Steps per second; None before there are two reports.
-        left: Seconds until the end; None if nothing tells.
+        left: Seconds until the end; None if unknown.
     """
 
     goals: ProgressCallback
@@ -96,7 +96,7 @@ class ProgressStatus:
 
     @property
     def done(self) -> float | None:
-        """Share of the run that is done, from 0 to 1; None if nothing tells."""
+        """Share of the run that is done, from 0 to 1; None if unknown."""
         if self.goals.total_steps is not None:
             return min(1.0, self.step / self.goals.total_steps)
         if self.goals.total_epochs is None or self.epoch is None:

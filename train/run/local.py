@@ -59,7 +59,7 @@ ABORT_TIMEOUT = 10.0
 TELL_AFTER = 0.5
 
 #: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
-#: failure they may wait for rank 0 in a collective of the framework, and read nothing more.
+#: failure they may wait for rank 0 in a collective of the framework, and not read it.
 END_TIMEOUT = 10.0
 FAILURE_TIMEOUT = 1.0
 

@@ -131,8 +131,8 @@ def ended(row: Mapping[str, Any]) -> dict[str, Any]:
         seconds that they have waited (``data_wait``, ``blocked`` in ``report()``),
         ``device_memory`` in bytes, and ``datasets``. ``checkpoints`` (name, path, number, size in
         bytes, seconds, time, metrics), ``attempts`` (number, state, workers, started, ended,
-        reason, logs), ``heat`` (``ReportBoard.lags``), ``logs`` (folders of what ranks have
-        printed), and ``notes``.
+        reason, logs), ``heat`` (``ReportBoard.lags``), ``logs`` (folders of ranks' output), and
+        ``notes``.
     """
     page = {**row, "problem": ""}
     try:

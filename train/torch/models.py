@@ -51,7 +51,7 @@ def enable_reproducibility(seed: int = 0) -> None:
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Have an optimizer's steps in the cluster's metrics; return it.
+    """Count an optimizer's steps in the cluster's metrics; return it.
 
     Raises:
         RuntimeError: Called outside a train loop.

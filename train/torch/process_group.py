@@ -1,8 +1,8 @@
 """The process group of a rank: on a cluster, and in local mode, alone or beside others of torchrun.
 
-And what its process needs before: variables, devices, the network interface. On a cluster the
+Also sets up the process first: variables, devices, the network interface. On a cluster the
 ranks meet by a store that the run's controller keeps: PyTorch's own ``TCPStore`` listens on the
-network and lets anybody read and set its keys.
+network and lets any peer read and set its keys.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ def _make_group(
 def _torchruns_store(timeout: datetime.timedelta) -> tuple[Any, int, int]:
     """Return where the processes of torchrun meet, and this one's rank among how many.
 
-    The store outlives a group, and what an older group left in it must not be read by a newer one.
+    The store outlives a group, and keys of an older group must not be read by a newer one.
     """
     global _rendezvous, _groups
     if _rendezvous is None:

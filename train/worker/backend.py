@@ -70,7 +70,7 @@ class Backend:
     def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
         """Return modules that a rank needs, so that its process begins with them loaded.
 
-        Loaded once per node, in a process of which those of the ranks are forked; so they may start
+        Loaded once per node, in the process that forks those of the ranks; so they may start
         no threads, and nothing else that a fork breaks. Called in the controller.
         """
         del resources

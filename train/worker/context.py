@@ -40,7 +40,7 @@ def set_session(session: RankSession | None) -> None:
 
 @contextlib.contextmanager
 def process_of_a_run(name: str) -> Iterator[None]:
-    """Have this process for a run in local mode, from the thread that runs its train loop.
+    """Take this process for a run in local mode, from the thread that runs its train loop.
 
     A train loop that starts such a run itself has its own session again afterwards.
 

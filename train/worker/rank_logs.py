@@ -132,7 +132,7 @@ async def _copy_elsewhere(
 
 
 def _read(paths: Sequence[Path]) -> str:
-    """Return the end of what is in files, at most ``MAX_BYTES``; empty if there is none."""
+    """Return the end of files' content, at most ``MAX_BYTES``; empty if there is none."""
     before = sum(path.stat().st_size for path in paths) - MAX_BYTES
     skip, parts = before, []
     for path in paths:

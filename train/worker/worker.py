@@ -130,7 +130,7 @@ class TrainWorker:
         self._backend.on_start(dataclasses.replace(member, listener=listener))
 
     def storage_problem(self, storage: RunStorage, token: str) -> str:
-        """Return what keeps this process from using the controller's storage; empty if nothing."""
+        """Return why this process cannot use the controller's storage; empty if it can."""
         assert self._ranks is not None
         return storage.problem_here(token, writes=self._ranks.local_rank == 0)
 

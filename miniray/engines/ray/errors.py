@@ -34,7 +34,7 @@ _MOST = 10_000
 
 
 def name_call(ref: Any, call: str) -> None:
-    """Have errors of the value of Ray's ref name what was called."""
+    """Make errors of the value of Ray's ref name the call."""
     _calls[ref.task_id().binary()] = call
     if len(_calls) > _MOST:
         _calls.popitem(last=False)  # one step, as other threads call too
@@ -99,7 +99,7 @@ def translated(error: Any, call: str = "") -> Any:
 
 
 def _death(error: ActorDiedError, text: str, source: Any = None) -> ours.ActorDiedError:
-    """Return why an actor died; Ray's error was made of what its head or its constructor said."""
+    """Return why an actor died; Ray's error has the text of its head or the constructor's error."""
     known: dict[str, Any] = {"actor_id": error.actor_id or ""}
     if isinstance(source, RayTaskError):
         known["creation_error"] = translated(source)
@@ -110,7 +110,7 @@ def _death(error: ActorDiedError, text: str, source: Any = None) -> ours.ActorDi
 
 
 def translate_values(*, in_worker: bool) -> None:
-    """Have this process read Ray's errors as miniray's."""
+    """Make this process read Ray's errors as miniray's."""
     values = ray._private.worker.global_worker.get_serialization_context()
     read = values.deserialize_objects
     if in_worker:

@@ -1,6 +1,6 @@
 """The seam ``Runtime`` on Ray: calls, values, requests to the head, and the process itself.
 
-Refs, handles of actors and generators are Ray's own, which miniray's classes know as theirs.
+Refs, handles of actors and generators are Ray's own, registered as subclasses of miniray's.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Code(seam.Exported):
         self._target = target
         #: Ray's function, or class, by how many calls a worker makes of it.
         self._made: dict[int, Any] = {}
-        #: The options of the last call, what makes such a call, and how errors name it.
+        #: The options of the last call, the function for such calls, and its name in errors.
         self._prepared: tuple[Any, Any, str] = (None, None, "")
 
     def prepared(self, options: Any, info: Any = None) -> tuple[Any, str]:

@@ -1,8 +1,8 @@
 """Runs the calls of a ``Pool``: shares them out among actors, which run them batch by batch.
 
 A process has one batch at a time and gets the next when that is back, so that uneven calls even
-out. A call that finds a process idle is sent at once, from the thread that makes it; what waits
-goes together, or ahead to a process that is busy, if such calls are known to be short.
+out. A call that finds a process idle is sent at once, from the thread that makes it; waiting calls
+go together, or ahead to a busy process, if earlier ones were short.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Unit:
 
     #: What is called.
     func: Callable[..., Any]
-    #: With what of each element.
+    #: How an element becomes arguments.
     how: int
     #: One for each call.
     elements: Sequence[Any]
@@ -121,7 +121,7 @@ class Dispatcher:
         self._busy: set[_Process] = set()
         #: Units that were put and not delivered.
         self._under_way = 0
-        #: Those with one batch, which is known to be short.
+        #: Processes with one batch that is expected to be short.
         self._short: collections.deque[_Process] = collections.deque()
         self._finished: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -162,7 +162,7 @@ class Dispatcher:
             raise ValueError("Pool not running")
 
     def close(self) -> None:
-        """Take no more; processes end when nothing waits."""
+        """Take no more; processes end when no call waits."""
         with self._lock:
             self._closed = True
             idle = list(self._idle)

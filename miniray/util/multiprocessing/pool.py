@@ -40,7 +40,7 @@ class Pool:
         initargs: Arguments of ``initializer``.
         maxtasksperchild: A process is replaced after this many chunks or single calls; None never.
         context: Accepted for compatibility and ignored.
-        ray_address: The cluster to use if this process is in none: what ``init`` takes.
+        ray_address: The cluster to use if this process is in none, as ``init`` takes it.
         ray_remote_args: Options of the actors, for example ``{"num_gpus": 0.5}``.
 
     Raises:
@@ -103,7 +103,7 @@ class Pool:
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             callback: Called with the result.
-            error_callback: Called with what ``func`` raised, in place of ``callback``.
+            error_callback: Called with the exception of ``func``, in place of ``callback``.
         """
         chunks = [[(args or (), kwargs or {})]]
         return self._put(func, APPLY, chunks, callback, error_callback)

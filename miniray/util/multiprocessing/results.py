@@ -69,7 +69,7 @@ class AsyncResult:
 
         Raises:
             multiprocessing.TimeoutError: it is not there in time.
-            Exception: what the first failed call raised.
+            Exception: That of the first failed call.
         """
         self.wait(timeout)
         if not self._done:
@@ -171,7 +171,7 @@ class IMapIterator:
         Raises:
             StopIteration: there are no more.
             multiprocessing.TimeoutError: it is not there in time.
-            Exception: what this call raised; later results can still be taken.
+            Exception: That of this call; later results can still be taken.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._results:
