@@ -180,7 +180,7 @@ class ActorClient(Channel):
                 self._failed.append((call, error_value(TaskCancelledError(call.name))))
         self._fail_outside()
 
-    # --- what the head and the sockets say -------------------------------------------
+    # --- reports of the head and the sockets -----------------------------------------
     def on_state(
         self,
         state: str,

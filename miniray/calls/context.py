@@ -76,7 +76,7 @@ class ProcessFacts:
     #: ``repr`` of the actor, where its class defines one.
     actor_repr: str | None = None
     was_restarted: bool = False
-    #: In an actor's worker: what handles know of its class, pickled.
+    #: In an actor's worker: the facts of its class that handles carry, pickled.
     actor_info: bytes | None = None
     placement_group_id: bytes | None = None
     capture_child_tasks: bool = False

@@ -187,7 +187,7 @@ _ACTOR, _GROUP, _JOB, _SUBMITTED = "actor", "placement_group", "job", "submitted
 _EVENT, _VALUE = "event", "value"
 _REPLACE = "REPLACE INTO things VALUES (?, ?, ?)"
 _DELETE = "DELETE FROM things WHERE kind = ? AND key = ?"
-#: Seconds until a disk that took nothing is tried again, at first and at most.
+#: Seconds until a disk that took no writes is tried again, at first and at most.
 _RETRY_AFTER, _RETRY_AT_MOST_AFTER = 0.5, 10.0
 #: Bytes of a record at most. SQLite takes no longer ones (10^9), and what is written together with
 #: one would never be written.
@@ -270,7 +270,7 @@ class SqliteStorage(Storage):
         ).fetchall()
         return rows[::-1]
 
-    # --- hearing of changes ----------------------------------------------------------
+    # --- changes ---------------------------------------------------------------------
     def actor(self, actor: Actor) -> None:
         if actor.state == DEAD:
             self._end(_ACTOR, actor.id, dead_actor_record(actor))

@@ -63,7 +63,7 @@ class WaitingDemands:
         return reason.sentence() if reason is not None else ""
 
     def pending(self, job_id: bytes | None = None, least: float = 0.0) -> list[PendingDemand]:
-        """Return the waiting requests, those of one shape together, then placement groups.
+        """Return the waiting requests, equal shapes together, then placement groups.
 
         Of a job, or all; and only those that have waited ``least`` seconds, or cannot be served.
         """

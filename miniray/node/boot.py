@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What daemon and workers have in common: loaded once, before the template is forked.
+#: Modules of both daemon and workers: loaded once, before the template is forked.
 _OF_BOTH = [
     "miniray.client.init_options",
     "miniray.common.state_types",
@@ -39,7 +39,7 @@ _OF_WORKERS = [
     "miniray.decorator",
     "miniray.runtime_context",
 ]
-#: What daemon and head have in common: loaded once, before the head is forked.
+#: Modules of both daemon and head: loaded once, before the head is forked.
 _OF_DAEMON_AND_HEAD = [
     "miniray._proto.head_pb2_grpc",
     "miniray.common.series",
@@ -66,7 +66,7 @@ def main() -> NoReturn:
         code = _run(options, session, answer, control, template_pid)
     except BaseException as error:
         logger.exception("the node could not start")
-        with contextlib.suppress(BrokenPipeError):  # who started it is gone
+        with contextlib.suppress(BrokenPipeError):  # its starter is gone
             _answer_error(answer, error)
     if options.parent_pid not in (None, os.getppid()):  # it was killed, and its program was not
         kill_program(session)
@@ -133,7 +133,7 @@ def _run(
     _load(_OF_DAEMON_AND_HEAD)
     start = NodeStart(options, session, control, template_pid)
     start.fork_head(answer.fileno())
-    _load(["miniray.node.daemon"])  # while the head loads what it alone needs
+    _load(["miniray.node.daemon"])  # while the head loads its own modules
     gc.freeze()  # what is imported is not garbage
     gc.enable()
     keep_freed_buffers()

@@ -1,6 +1,6 @@
 """Functions and classes of jobs, by name: cached by each daemon, fetched from the head on demand.
 
-Code comes to the daemon and the head by one path, and workers learn its name by another. So a name
+Code comes to the daemon and the head by one path, and workers get its name by another. So a name
 may be requested before it is known: such a request waits a while.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from miniray.node.base.clients import Answer, Client, ClientServer
     from miniray.node.base.head_client import HeadClient
 
-#: Seconds before the first retry of a name that the head does not know, and how many retries.
+#: Seconds before the first retry of a name that the head does not have, and how many retries.
 _FIRST_PAUSE = 0.01
 _PAUSES = 10
 #: Bytes of freed code from which on the C library, which would keep most, is trimmed.
@@ -29,9 +29,9 @@ _MUCH = 16 * 1024 * 1024
 
 
 class CodeCache:
-    """The code that this node has used lately: at most ``limit`` bytes.
+    """The code that this node has used recently: at most ``limit`` bytes.
 
-    ``ask_head`` returns the code of a name; None if the head does not know it.
+    ``ask_head`` returns the code of a name; None if the head does not have it.
     """
 
     def __init__(self, ask_head: Callable[[bytes], Awaitable[bytes | None]], limit: int) -> None:

@@ -50,10 +50,10 @@ class NodeDaemon:
     """One node.
 
     Args:
-        node: Facts of it.
+        node: The node's facts.
         head: The channel to the head.
         control: The socket of the template.
-        template_pid: Of the template.
+        template_pid: The template's pid.
         pace: How the event loop waits.
         page_opened: Called with ``HOST:PORT`` when this node listens for browsers.
     """
@@ -149,14 +149,14 @@ class NodeDaemon:
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.exiting is None:
             worker.ended_unasked = not worker.asked_to_end
-            # It is ending most likely; if only its socket broke, it is of no use any more.
+            # It is ending most likely; if only its socket broke, it is useless without it.
             worker.why_killed = refused
             self._pool.ends.kill(worker)
 
     def _process_ended(
         self, ended: head_pb2.ProcessEnded, work: str, *, gone: bool = True, why: str = ""
     ) -> None:
-        """Clean up after a process that ended, or was killed and is given up (not ``gone``).
+        """Clean up after a process that ended, or that was killed and given up (not ``gone``).
 
         ``why`` says why this daemon has killed it; empty if it has not.
         """
@@ -176,7 +176,7 @@ class NodeDaemon:
         self._head.report(head_pb2.FromNode(ended=ended))
 
     def _tell_unclaimed(self, process_id: bytes, code: int | None) -> None:
-        """Have owners free what a process wrote for them and had not reported to them."""
+        """Have owners free what a process wrote for them without reporting it."""
         unclaimed = self._objects.unclaimed(process_id)
         if code != 0:  # else it had reported all of it
             for node, owner, segments in unclaimed:
@@ -192,7 +192,7 @@ class NodeDaemon:
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         event = "planned"
-        is_done = worker.command is not None and exit_code == 0  # what a job's command is to do
+        is_done = worker.command is not None and exit_code == 0  # the task of a job's command
         if exit_code is not None and not (is_done or worker.asked_to_end or self.stopped.is_set()):
             what = f"worker {worker.pid}{f' of {worker.name}' if worker.name else ''}"
             how = describe_exit(exit_code, hint=False)
@@ -220,11 +220,11 @@ class NodeDaemon:
         return [("node_oom_kills_total", {}, kills), *self._objects.figures()]
 
     def tell_event(self, source: str, event: str, message: str, severity: str) -> None:
-        """Have the head remember what has happened here (head/directories/events.py)."""
+        """Report an event of this node to the head (head/directories/events.py)."""
         self._head.notify("event", source, event, message, severity)
 
     def _about(self, worker: Worker, exit_code: int | None) -> str:
-        """Return what else is known of a worker's end, as sentences."""
+        """Return further details of a worker's end, as sentences."""
         why = self._memory_kills.explain(exit_code)
         if worker.why_killed:
             why = f"The reason: {worker.why_killed}."
@@ -255,7 +255,7 @@ class NodeDaemon:
 
     # --- the end -------------------------------------------------------------------
     def stop(self, reason: str, *, failed: bool = False) -> None:
-        """End the node; ``failed``: because it cannot go on, not because it was asked to."""
+        """End the node; ``failed``: because it cannot go on, not on request."""
         if not self.stopped.is_set():
             logger.log(logging.ERROR if failed else logging.INFO, "the node stops: %s", reason)
             how = "it detached" if self._config.drivers_only else "it was stopped"
@@ -265,7 +265,7 @@ class NodeDaemon:
 
     @property
     def failed(self) -> bool:
-        """Whether the node ends because it cannot go on; False: it was asked to."""
+        """Whether the node ends because it cannot go on; False: on request."""
         return self._leaving.failed
 
     async def close(self) -> None:

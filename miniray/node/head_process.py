@@ -1,7 +1,7 @@
 """The head's process on the node that started it: its first start, and later ones.
 
 The first head is forked from the node, before any thread runs there, so that it shares the imports.
-One that ended is followed by a new interpreter on the same port, with the same secret and the same
+After it ended, a new interpreter follows on the same port, with the same secret and the same
 folder, where it finds what was stored.
 """
 
@@ -93,8 +93,8 @@ class HeadProcess:
         self._ends.append(now)
         deadline, pause = now + grace, grace / 60
         while True:
-            # If it lives, and has only given up this node, it must not tell the other nodes on its
-            # way out that the cluster ends: the next head takes them over.
+            # If it lives, and has only given up this node, it must not notify the other nodes on
+            # its way out that the cluster ends: the next head takes them over.
             await asyncio.to_thread(self.end, 0)
             try:
                 self._spawn()

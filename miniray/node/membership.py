@@ -1,4 +1,4 @@
-"""A node in its cluster: joins, and again once the head is back; reports, and does what it says."""
+"""A node in its cluster: joins, rejoins once the head is back, reports, and carries out orders."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def attached(client: Client, machine: str) -> head_pb2.FromNode:
 
 
 def blocked_report(worker: Worker, lease: NodeLease) -> head_pb2.FromNode:
-    """Report whether a lease's work waits for others, and whether it needs nothing any more."""
+    """Report whether a lease's work waits for others, and whether it still needs its devices."""
     blocked, leaving = lease.blocked, worker.has_let_go
     return head_pb2.FromNode(
         blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=blocked, leaving=leaving)
@@ -141,7 +141,7 @@ class WorkerNotices:
             self.head.send(blocked_report(worker, worker.lease))
 
     def _let_go(self, worker: Worker) -> None:
-        """Have others get what a worker keeps that only waits for them before it exits."""
+        """Free the resources of a worker that only waits for others before it exits."""
         worker.has_let_go = True
         worker.vacated.set()
         if worker.lease is not None:
@@ -177,7 +177,7 @@ class WorkerNotices:
 
 # --- the head ------------------------------------------------------------------------------
 class MemberEvents(Protocol):
-    """What the daemon does about what the head says."""
+    """What the daemon does on messages of the head."""
 
     def heartbeat(self) -> head_pb2.Heartbeat:
         """Return the usage of this node."""
@@ -232,13 +232,13 @@ class Membership:
         logger.info("the session with the head is open again")
 
     def head_lost(self) -> None:
-        """Tell commands that look on that nothing will come for a while."""
+        """Notify commands that watch that updates will pause."""
         for client in self.clients.clients.values():
             if client.is_command:
                 self.clients.push(client.process_id, "head_lost", ())
 
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
-        """Learn of nodes; those that are missing where all are listed have died unheard."""
+        """Enter nodes; where all are listed, missing ones have died unnoticed."""
         for node in welcome.nodes:
             address = DaemonAddress.parse(node.address)
             self.relay.joined(node.node_id, address.target_from(self.config.machine))
@@ -256,7 +256,7 @@ class Membership:
         return self.events.heartbeat()
 
     def _news(self) -> list[head_pb2.FromNode]:
-        """Return what a new head must know beyond the hello of this node."""
+        """Return the messages for a new head that follow the hello of this node."""
         processes = [attached(c, self.config.machine) for c in self.clients.clients.values()]
         living = [
             actor_report(lease.worker, lease)

@@ -1,4 +1,4 @@
-"""What this machine and the processes of this node use now, and the metrics of its last hour."""
+"""Metrics: what this machine and this node's processes use now, and used in the last hour."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def open_files(pid: int) -> int:
 #: Seconds between two points of the last hour, and how many points it has.
 INTERVAL = 10
 _POINTS = 360
-#: The label that says of which kind the accelerators of a node are.
+#: The label that names the kind of a node's accelerators.
 _MODEL = "miniray.io/accelerator-type"
-#: Seconds that processes may take to tell what they have counted, and a driver's tool its use.
+#: Seconds that processes may take to report their counts, and a device driver's tool its use.
 _SOON, _TOOL_TIMEOUT = 0.5, 1.5
 
 #: (name, labels, value).
@@ -69,7 +69,7 @@ class DeviceUse:
         self, accelerators: NodeAccelerators, labels: Mapping[str, str], host: Host
     ) -> None:
         self._host = host
-        #: What is told of each device although nobody asks its driver.
+        #: Known facts of each device, without a call of its driver.
         model = labels.get(_MODEL, "")
         self.infos = {
             (resource, id): {"resource": resource, "device": id, "model": model, "uuid": ""}
@@ -85,14 +85,14 @@ class DeviceUse:
         }
 
     def sample(self) -> Iterator[Sample]:
-        """Yield (name, labels, value) of each device; blocks while tools are asked."""
+        """Yield (name, labels, value) of each device; blocks while the tools run."""
         for resource, (family, ids) in [*self._groups.items()]:
             try:
                 use = family.use(self._host, _TOOL_TIMEOUT)
             except (DetectionError, ValueError, OSError) as error:
                 self._groups.pop(resource, None)  # one that hangs would keep a process of each try
                 if not isinstance(error, ToolNotFoundError):
-                    text = "the use of %s devices is not told any more: %s"
+                    text = "the use of %s devices is no longer reported: %s"
                     logger.warning(text, resource, error)
                 continue
             for id in ids:
@@ -106,7 +106,7 @@ class DeviceUse:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class NodeMetrics:
-    """Adds up what processes tell, and looks at the machine."""
+    """Adds up the reports of processes, and reads the machine's use."""
 
     _clients: ClientServer
     _questions: Questions
@@ -119,10 +119,10 @@ class NodeMetrics:
     _work_of: Callable[[bytes], str]
 
     def __post_init__(self) -> None:
-        #: What the living have told, and the sums of those that have ended.
+        #: The reports of living processes, and the sums of those that have ended.
         self._told: dict[bytes, Series] = {}
         self._ended = Series()
-        #: CPU time of the living that is counted.
+        #: CPU time of living processes that is counted.
         self._cpu_seconds: dict[bytes, float] = {}
         #: Of the last hour: the number of each point, and its figures.
         self._points: collections.deque[tuple[int, dict[str, float | None]]] = collections.deque(
@@ -153,11 +153,11 @@ class NodeMetrics:
             total.add(each.rows())
         return total.rows(), found
 
-    # --- what processes tell ---------------------------------------------------------
+    # --- reports of processes --------------------------------------------------------
     def _take(self, client: Client, rows: list[Any]) -> None:
         """Take what a process has counted, in place of its earlier numbers for these metrics.
 
-        What it tells no more, as of a train loop that has ended, stays, but for gauges.
+        Metrics that it no longer reports, as of a train loop that has ended, stay, but for gauges.
         """
         counted = Series()
         counted.add(rows)
@@ -241,7 +241,7 @@ class NodeMetrics:
 
     # --- the last hour -----------------------------------------------------------------
     def look(self, used: float, spilled: float) -> None:
-        """Note a point of the last hour, if it is time: called with each heartbeat.
+        """Record a point of the last hour, if it is time: called with each heartbeat.
 
         Args:
             used: Bytes of the object store that are in use.

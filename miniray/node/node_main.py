@@ -155,7 +155,7 @@ class NodeStart:
         stop_on_signals(daemon.stop)
         daemon.serve(server)
         await server.start()
-        # Before others know of this node: its disk may be full.
+        # Before this node is published: its disk may be full.
         write_token_file(self.session.token_file, self._token)
         await self._connect(channel)
         await daemon.membership.join(config().start_timeout)
@@ -199,7 +199,7 @@ class NodeStart:
             raise BootError(not_found(bind_host(self.options), told)) from None
 
     async def _connect(self, head: grpc.aio.Channel) -> None:
-        """Wait for a connection to the head, or raise an error that says why there is none.
+        """Wait for a connection to the head, or raise an error with the reason.
 
         gRPC only says that time ran out. The head that answers now may be another one than before.
         """
@@ -221,7 +221,7 @@ class NodeStart:
             return server, DaemonAddress(_machine(), self._node_path)
         assert self._credentials is not None
         host = bind_host(self.options)
-        # A head's node has its head on the port that was asked for.
+        # A head's node has its head on the requested port.
         wanted = 0 if self.options.head else self.options.port
         identity, members = self._credentials.identity, self._credentials.authority
         port = channels.listen_tcp(server, host, wanted, identity, members)
@@ -316,7 +316,7 @@ class NodeStart:
             self._publish()
 
     def _publish(self) -> None:
-        """Write the record by which drivers and commands of this user find the node."""
+        """Write the record from which drivers and commands of this user find the node."""
         self._published = True
         processes = {
             "boot": ProcessId.of(os.getpid()),
@@ -361,7 +361,7 @@ class NodeStart:
             answer.write(json.dumps(dataclasses.asdict(result)))
 
     async def _stay(self, daemon: NodeDaemon) -> None:
-        """Wait until the node is told to stop, or its head is gone for good."""
+        """Wait until the node has to stop, or its head is gone for good."""
         while await first_of(daemon.stopped.wait(), daemon.membership.session_ended.wait()):
             if self.options.embedded and self.options.head:
                 daemon.stop("the head of the cluster is gone", failed=True)

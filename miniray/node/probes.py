@@ -1,4 +1,4 @@
-"""What the processes of this node do: stacks and profiles, from inside or outside; their logs."""
+"""What this node's processes are doing: stacks, profiles and logs, read from inside or outside."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 #: Seconds that a process may take for its answer beside what a profile takes.
 _GRACE = 5.0
-#: Seconds that a process may take to say which rank it is.
+#: Seconds that a process may take to report its rank.
 _SOON = 1.0
-#: Silent processes that are looked at from outside at a time.
+#: Silent processes that are examined from outside at a time.
 _MOST_LOOKERS = 8
-#: Round trips to a node of which the quickest tells its clock.
+#: Round trips to a node, of which the quickest gives its clock.
 _ROUND_TRIPS = 5
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Probes:
-    """Answers what commands ask of the processes of this node."""
+    """Answers commands' questions to the processes of this node."""
 
     _clients: ClientServer
     _questions: Questions
@@ -41,13 +41,13 @@ class Probes:
 
     def __post_init__(self) -> None:
         self._lookers = asyncio.Semaphore(_MOST_LOOKERS)
-        #: Pids of those that are being profiled.
+        #: Pids of processes that are being profiled.
         self._profiled: set[int] = set()
         #: When the recording ends (``time.monotonic``), and processes that have begun meanwhile.
         self._recorded_until = 0.0
         self._late: list[tuple[Client, asyncio.Task[list[Told]]]] = []
         self._questions.answers.update(
-            # Those that are silent are then looked at from outside.
+            # Silent ones are then examined from outside.
             stack=lambda seconds, ids: self._of_each(ids, lambda of: self._stack(of, seconds / 4)),
             profile=lambda _, ids, *how: self._of_each(ids, lambda of: self._profile(of, *how)),
             timeline=self._timeline,
@@ -66,12 +66,12 @@ class Probes:
     async def _of_each(
         self, ids: list[bytes], look: Callable[[Client], Awaitable[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """Return what is found of each of these processes, with its rank and a note, if it has."""
+        """Return the answer of each of these processes, with its rank and a note, if it has."""
 
         async def find(client: Client) -> dict[str, Any]:
             try:
                 return await look(client)
-            except (OSError, ValueError) as error:  # the others are looked at all the same
+            except (OSError, ValueError) as error:  # the others are examined all the same
                 return {"note": f"It could not be looked at: {error}."}
 
         wanted = set(ids)
@@ -97,7 +97,7 @@ class Probes:
     async def _profile(
         self, client: Client, kind: str, length: float, leaks: bool
     ) -> dict[str, Any]:
-        """Profile a process for so many seconds: "cpu" or "memory"."""
+        """Profile a process for ``length`` seconds: "cpu" or "memory"."""
         if client.pid in self._profiled:
             return {"note": "It is being profiled already; try again when that has ended."}
         self._profiled.add(client.pid)
@@ -141,7 +141,7 @@ class Probes:
             self._late.append((client, asyncio.ensure_future(asking)))
 
     async def _timeline(self, _seconds: float, length: float) -> list[dict[str, Any]]:
-        """Record what this daemon and its processes do for so many seconds (0: did lately)."""
+        """Record this daemon and its processes for ``length`` seconds (0: their recent past)."""
         clients = self._all()
         if length > 0:
             SPANS.begin()
@@ -149,7 +149,7 @@ class Probes:
         try:
             told = await self._ask(clients, length + _GRACE, "timeline", length)
             if length > 0:
-                await asyncio.sleep(self._recorded_until - time.monotonic())  # none may be there
+                await asyncio.sleep(self._recorded_until - time.monotonic())  # with no process
                 late, self._late = self._late, []
                 for client, asking in late:
                     clients.append(client)
@@ -171,7 +171,7 @@ class Probes:
         return dict(zip(nodes, told, strict=True))
 
     async def _clock_of(self, node: bytes) -> tuple[float, float] | None:
-        """Compare clocks as NTP does: of some round trips, the quickest tells most.
+        """Compare clocks as NTP does: of some round trips, the quickest is the most exact.
 
         Nodes of one machine have one clock; None of a node that does not answer.
         """

@@ -58,7 +58,7 @@ def _set(parameter: int, value: int) -> None:
 
 
 def set_up_core() -> None:
-    """Have gRPC's core use only the threads that wait for it, and log nothing.
+    """Have gRPC's core use only the threads that wait for it, without logging.
 
     Before gRPC is imported. Variables that the user has set stay.
     """
@@ -123,6 +123,6 @@ def reap(pid: int, timeout: float | None) -> bool:
     """Wait for the end of a child; return False after ``timeout`` seconds, None: never."""
     if not ends_within(pid, timeout):
         return False
-    with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
+    with contextlib.suppress(ChildProcessError):  # it was reaped elsewhere
         os.waitpid(pid, 0)
     return True

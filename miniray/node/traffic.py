@@ -1,4 +1,4 @@
-"""What goes to processes of this node and of others: messages, notices of ends, and output.
+"""Messages to processes of this node and of others, notices of ends, and output.
 
 Responsible for routing: to a process of this node, to this daemon in place of an owner that has
 exited as planned, or to another daemon. The stream to another daemon is ``relay.py``.
@@ -89,7 +89,7 @@ class Traffic:
         if self.adopted.speaks_for(to):  # though the process may still run, on its way out
             self.adopted.answer(from_node, sender, to, bodies)
             left = self.adopted.speaks_for(to) or self.names.runs(to) or to == self.node_id
-            if not left:  # none of its objects is held any more
+            if not left:  # all of its objects were released
                 self.ended_here(to)
         elif client is not None:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
@@ -112,7 +112,7 @@ class Traffic:
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
     def _add_watch(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
-        # Daemons watch processes; processes watch whatever answers under a process's id.
+        # Daemons watch processes; processes watch what answers under a process's id.
         by_daemon = watcher == watcher_node
         answered = process_id == self.node_id or self.adopted.speaks_for(process_id)
         if self.names.runs(process_id) or (answered and not by_daemon):
@@ -144,7 +144,7 @@ class Traffic:
         self._tell_all("node_died", node_id)
 
     def messages_lost(self, node_id: bytes) -> None:
-        """Tell the processes of this node that those of another are out of reach, and may live."""
+        """Notify this node's processes that those of another are out of reach, and may live."""
         self._tell_all("node_unreachable", node_id)
 
     def _tell_all(self, topic: str, node_id: bytes) -> None:
@@ -158,14 +158,14 @@ class OutputRouter:
 
     It leaves lines out if the driver does not read, and brings all output up to a moment to a
     driver that leaves. ``workers/worker.py`` reads and splits it. Lines that are left out, and
-    those of a driver that is gone, are in the log files only.
+    lines for a driver that is gone, are in the log files only.
     """
 
     node_id: bytes
     clients: ClientServer
     relay: RelayHub
     questions: Questions
-    #: Passes on all that the workers of a job have written.
+    #: Passes on all output of a job's workers.
     read_output: Callable[[bytes], object]
 
     def __post_init__(self) -> None:
@@ -200,7 +200,7 @@ class OutputRouter:
                 tell = functools.partial(self._tell_left_out, job_id, driver_node)
                 client.conn.when_drained(tell)
             return
-        if topic == "log":  # other pushes say nothing of whether lines are read again
+        if topic == "log":  # other pushes do not show that lines are read again
             self._tell_left_out(job_id, driver_node)
         self._push(job_id, driver_node, topic, body)
 
@@ -209,7 +209,7 @@ class OutputRouter:
         if len(counts) >= _FILES and (node, path) not in counts:
             path = os.path.dirname(path)
         counts[node, path] += lines
-        if len(self._left_out) > _JOBS:  # as of drivers that ended before they were told
+        if len(self._left_out) > _JOBS:  # as of drivers that ended before their notice
             del self._left_out[next(iter(self._left_out))]
 
     def _is_full(self, job_id: bytes, waiting: int) -> bool:
@@ -218,7 +218,7 @@ class OutputRouter:
         return waiting > (limit // 8 if job_id in self._left_out else limit)
 
     def _tell_left_out(self, job_id: bytes, driver_node: bytes) -> None:
-        """Send a driver the counts of the lines that were left out."""
+        """Send a driver the counts of lines that were left out."""
         counts = self._left_out.pop(job_id, None)
         if counts:
             body = (tuple((*place, count) for place, count in counts.items()),)

@@ -1,8 +1,8 @@
-"""The door of the page: a listening socket, at which the first client has the web process started.
+"""The door of the page: a listening socket; its first client makes the web process start.
 
 The daemon never speaks to clients. The web process gets the socket, and ends a while after the last
 client; then, and if it was killed, the daemon watches the socket again. Single-use codes of the
-page are made and used up here, as they have to outlive the web process.
+page are made and redeemed here, as they have to outlive the web process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WebDoor:
     """Listens for the page's clients once it is opened."""
 
     node: NodeConfig
-    #: The processes of this node, which ask for codes.
+    #: The processes of this node, which request codes.
     clients: ClientServer
     #: Runs ``serve(control)`` of a module in a process of the node's own.
     fork: Callable[[str], Helper]
@@ -64,7 +64,7 @@ class WebDoor:
         self._listener: socket.socket | None = None
         #: The socket of the web process, while that runs.
         self._helper: Control | None = None
-        #: Whether the web process has said that it serves.
+        #: Whether the web process has reported that it serves.
         self._serves = False
         #: When each code ends, by code.
         self._codes: dict[str, float] = {}
@@ -110,7 +110,7 @@ class WebDoor:
         return (web.scheme, address, code, web_token(web.key, "api")), -1
 
     def _use_page_code(self, _client: Client, code: str) -> Answer:
-        """Answer whether a code is good; it is not any more."""
+        """Answer whether a code is good, and use it up."""
         return self._codes.pop(code, 0.0) > self._loop.time(), -1
 
     # --- the web process -------------------------------------------------------------------
@@ -166,7 +166,7 @@ class WebDoor:
         with contextlib.suppress(OSError):
             for _ in range(_MOST_TURNED_AWAY):
                 self._listener.accept()[0].close()
-        self._loop.call_later(_PAUSE, self._watch)  # what is wrong now may be so in a moment
+        self._loop.call_later(_PAUSE, self._watch)  # the cause may last
 
     def _end_helper(self) -> None:
         if self._helper is not None:
@@ -186,7 +186,7 @@ def web_config(options: BootOptions, key: bytes, session: Session) -> WebConfig:
     """Return the facts for the page of a node that is started with these options."""
     host = shown = options.dashboard_host
     _, _, cluster = session.id.rpartition("_")
-    with contextlib.suppress(OSError):  # it is not known how others reach this machine
+    with contextlib.suppress(OSError):  # how others reach this machine is unknown
         shown = address_to_show(host)
     return WebConfig(
         host=host,

@@ -140,7 +140,7 @@ class Interrupts:
                 self.release()  # what one raises does not keep the others from it
 
     def end(self) -> None:
-        """End the step: put the handlers back, and run those of signals that wait."""
+        """End the step: put the handlers back, and run the handlers of signals that wait."""
         global _active, _spare
         self.held = True
         if self._around:

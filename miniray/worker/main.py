@@ -286,7 +286,7 @@ class WorkerProcess:
 
 
 def _own_names(cls: type) -> set[str]:
-    """Return the names that a class or its bases define, without those of `object`."""
+    """Return the names that a class or its bases define, without `object`'s."""
     return {name for base in cls.__mro__ if base is not object for name in vars(base)}
 
 

@@ -315,7 +315,7 @@ class ActorSubscribers:
             self._awaited.discard(actor_id)
             self.tell_death(actor_id, UNKNOWN)
 
-    # --- telling -----------------------------------------------------------------
+    # --- notices -----------------------------------------------------------------
     def tell(self, process_id: bytes, actor: Actor, died: Death | None = None) -> None:
         node_id = actor.node.id if actor.node is not None else b""
         self._clients.push(

@@ -68,7 +68,7 @@ class ActorRegistry:
         self._awaited: dict[bytes, list[tuple[Actor, int]]] = {}
         self.clients.on_ended.append(self._process_ended)
 
-    # --- what clients ask ------------------------------------------------------------
+    # --- requests of clients ---------------------------------------------------------
     def create(
         self, requester: bytes, id: bytes, spec: ActorSpec, get_if_exists: bool
     ) -> tuple[bytes, bytes, bool, bytes] | None:
@@ -251,7 +251,7 @@ class ActorRegistry:
         creation = _unschedulable(f"{actor.class_name} ({actor.id.hex()})", why)
         self._die(actor, DeathCause.CREATION_FAILED, creation=creation, ended=True)
 
-    # --- what daemons say --------------------------------------------------------------
+    # --- reports of daemons ------------------------------------------------------------
     def reported(self, report: head_pb2.ActorReported) -> None:
         """Record that an actor's constructor ended, or that the actor ends itself."""
         actor = self._table.by_lease.get(report.lease)

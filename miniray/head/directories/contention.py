@@ -142,7 +142,7 @@ class Revocations:
             if request.since <= last and share > fewest and may_ask(share, fewest):
                 self._leases.wait_again(request.token)
 
-    # --- asking ------------------------------------------------------------------
+    # --- requesting leases back --------------------------------------------------
     def _serve(
         self,
         request: Request,

@@ -225,7 +225,7 @@ class JobCode:
         """Return a content, or None; CodeStoreFullError if it was brought and did not fit."""
         content = self._kv.get(_CODE, name)
         if content is None and name in self._refused:
-            raise self._full("What is asked for did not fit.")
+            raise self._full("The requested code or package did not fit.")
         return content
 
     def job_over(self, job_id: bytes) -> None:

@@ -57,7 +57,7 @@ class TaskLeaseGroup:
     near: str = ""
     #: Numbers of the requests that wait.
     waiting: dict[int, None] = dataclasses.field(default_factory=dict)
-    #: How many may wait. One that is granted is followed by the next one, behind those of
+    #: How many may wait. One that is granted is followed by the next one, behind requests of
     #: others: so groups of one shape take turns.
     may_wait: int = 1
     #: Leases granted and not returned.
@@ -142,7 +142,7 @@ class TaskLeases:
         self.on_changed: list[Callable[[], None]] = []
         self.clients.on_ended.append(self._client_ended)
 
-    # --- what clients ask ------------------------------------------------------------
+    # --- requests of clients ---------------------------------------------------------
     def want(
         self, client_id: bytes, group_id: int, spec: LeaseSpec, total: int, near: bytes = b""
     ) -> None:
@@ -245,7 +245,7 @@ class TaskLeases:
             self.grants.withdraw(number)
         self._balance(group)
 
-    # --- what the scheduler says -------------------------------------------------------
+    # --- decisions of the scheduler ----------------------------------------------------
     def granted(self, token: TaskLeaseGroup, number: int, allocation: Allocation) -> None:
         token.waiting.pop(number, None)
         node = self.nodes.get(bytes.fromhex(allocation.node_id))
@@ -304,7 +304,7 @@ class TaskLeases:
             f"The task {group.name} cannot be scheduled: {reason.sentence()}."
         )
 
-    # --- what daemons say --------------------------------------------------------------
+    # --- reports of daemons ------------------------------------------------------------
     def started(self, number: int, process_id: bytes, calls_left: int = 0) -> None:
         """Hand a lease to its client: its worker runs.
 

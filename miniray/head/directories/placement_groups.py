@@ -116,7 +116,7 @@ class PlacementGroups:
         self._early: dict[bytes, list[Waiter]] = {}
         self.clients.on_ended.append(self._creator_ended)
 
-    # --- what clients ask ------------------------------------------------------------
+    # --- requests of clients ---------------------------------------------------------
     def create(
         self,
         id: bytes,

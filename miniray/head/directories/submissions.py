@@ -93,7 +93,7 @@ class SubmittedJobs:
         #: Requests that wait for more of a log, with the offset from which on.
         self._followers: dict[str, list[tuple[Waiter, int]]] = collections.defaultdict(list)
 
-    # --- what clients ask ------------------------------------------------------------
+    # --- requests of clients ---------------------------------------------------------
     def submit(self, waiter: Waiter, job_id: bytes, spec: CommandSpec) -> None:
         """Take in a job, and answer with its id once it is kept.
 
@@ -197,7 +197,7 @@ class SubmittedJobs:
         log = self._log(self.get(name))
         return log.offset_at(time.time() - seconds) if seconds else log.size
 
-    # --- what daemons say --------------------------------------------------------------
+    # --- reports of daemons ------------------------------------------------------------
     def output(self, lease: int, offset: int, data: bytes) -> None:
         """Keep what a command has printed, from an offset of its output on.
 
@@ -276,7 +276,7 @@ class SubmittedJobs:
         """Return whether a lease belongs to a job that has not ended."""
         return lease in self._by_lease
 
-    # --- what the scheduler says -------------------------------------------------------
+    # --- decisions of the scheduler ----------------------------------------------------
     def granted(self, token: SubmittedJob, number: int, allocation: Allocation) -> None:
         """Have the node's daemon start the command, once it is kept where that runs."""
         token.node, token.log_start = allocation.node_id, self._log(token).size

@@ -213,7 +213,7 @@ class GroupTable:
         return self._closing.pop(key)
 
     def on_node(self, node_id: str) -> list[ResourcePool]:
-        """Return the pools of the bundles on a node, those of removed groups included."""
+        """Return the pools of the bundles on a node, with bundles of removed groups."""
         return list(self._on_node.get(node_id, {}).values())
 
     def pool_of(self, key: BundleKey) -> ResourcePool | None:

@@ -223,7 +223,7 @@ def unlawful(needs: Needs, pools: Iterable[ResourcePool]) -> Reason | None:
 
 
 def describe_quarantined(pool: ResourcePool, resource: str) -> str:
-    """Say which devices of a resource are out of service and why; empty if none is."""
+    """Describe the devices of a resource that are out of service, and why; empty without any."""
     devices = pool.devices.get(resource)
     if devices is None:
         return ""
@@ -238,7 +238,7 @@ def describe_quarantined(pool: ResourcePool, resource: str) -> str:
 
 
 def first_quarantined(pool: ResourcePool) -> Reason | None:
-    """Return why devices of a node are out of service; None if none is."""
+    """Return why devices of a node are out of service; None if all are in service."""
     for name, devices in pool.devices.items():
         if devices.out:
             detail = describe_quarantined(pool, name)

@@ -112,7 +112,7 @@ def _reserve(pool: ResourcePool, reservation: Reservation) -> None:
     pool.version += 1
 
 
-# --- asking back ---------------------------------------------------------------------
+# --- requesting leases back ----------------------------------------------------------
 def choose_revocations(
     queue: ShapeQueue, offers: Iterable[tuple[int, ResourcePool, Allocation]]
 ) -> list[int]:

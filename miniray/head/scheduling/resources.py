@@ -25,7 +25,7 @@ class Reservation(NamedTuple):
     owner: object
     #: Fixed-point amount of each scalar resource.
     scalars: Mapping[str, int]
-    #: Of each device resource, what of each device.
+    #: Reserved amount of each device, by device resource.
     devices: Mapping[str, Aside]
 
 
@@ -74,7 +74,7 @@ class ResourcePool:
         self.leases: dict[int, None] = {}
         self.reservation: Reservation | None = None
 
-    # --- asking --------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------
     def fits(self, needs: Needs) -> bool:
         """Return whether all of this is free now."""
         if self.closed:

@@ -271,7 +271,7 @@ class ClusterScheduler:
         """Return when ``advance`` should be called next; None: when something else changes."""
         return self._table.next_deadline()
 
-    # --- asking ------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------
     @property
     def nodes(self) -> Mapping[str, ResourcePool]:
         """The nodes by id, draining ones included; for reading only."""
@@ -295,7 +295,7 @@ class ClusterScheduler:
         return {lease_id for pool in pools for lease_id in pool.leases}
 
     def bundles_on(self, node_id: str) -> Iterator[tuple[tuple[bytes, int], ResourcePool]]:
-        """Yield the bundles on a node by (group id, index), those of removed groups included."""
+        """Yield the bundles on a node by (group id, index), with bundles of removed groups."""
         for pool in self._table.groups.on_node(node_id):
             if pool.key is not None:
                 yield pool.key, pool

@@ -64,7 +64,7 @@ class ResourceTable:
         #: When to look next for requests that have waited long: at the latest when the first has.
         self._look_at: float | None = None
 
-    # --- asking --------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------
     @property
     def nodes(self) -> Mapping[str, ResourcePool]:
         return self.domain.pools.pools  # type: ignore[return-value]

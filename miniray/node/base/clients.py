@@ -156,7 +156,7 @@ class ClientServer:
     def _checked(
         self, method: str, handlers: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]
     ) -> Callable[..., Any]:
-        """Return the handler of a request or notice; raise ValueError if it cannot take these."""
+        """Return the handler of a request or notice; raise ValueError if these do not fit it."""
         handler = handlers.get(method)
         if handler is None:
             raise ValueError(f"A node has no request {method!r}.")
@@ -202,7 +202,7 @@ class ClientServer:
             self._events.gone(client, refused)
 
     def _refuse(self, conn: Connection) -> None:
-        """Disconnect a process that leaves more unread than this daemon may hold for it."""
+        """Disconnect a process whose unread messages exceed this daemon's bound."""
         waiting, limit = format_bytes(conn.backlog()), format_bytes(config().unread_limit)
         reason = (
             f"its daemon disconnected this process, which left {waiting} unread that were sent to "
@@ -214,7 +214,7 @@ class ClientServer:
         self._closed(conn, reason)
 
     def ended(self, process_id: bytes) -> None:
-        """Handle what a process that is gone had sent, and send it nothing more."""
+        """Handle what a process that is gone had sent, and stop sending to it."""
         client = self.clients.get(process_id)
         if client is not None:
             client.conn.read_to_end()
@@ -281,7 +281,7 @@ def _answer_error(client: Client, kind: int, number: int, error: Exception) -> N
 
 # --- tasks of the loop ---------------------------------------------------------------------
 def run_in(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Run a coroutine in a task that ``tasks`` holds until it ends: the loop alone may drop it."""
+    """Run a coroutine in a task that ``tasks`` holds until it ends: the loop does not hold it."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -296,7 +296,7 @@ async def first_of(*parts: Coroutine[Any, Any, object]) -> int:
         ended = [place for place, task in enumerate(tasks) if task.done()]
         for place in ended:
             if not tasks[place].cancelled():
-                tasks[place].result()  # an error says more than that another part was cancelled
+                tasks[place].result()  # an error explains more than a cancellation
         if any(task.cancelled() for task in tasks):  # gRPC does that if a part of a call fails
             raise asyncio.InvalidStateError("The stream was cancelled.")
         return ended[0]

@@ -100,7 +100,7 @@ class Control:
                 self._loop.add_writer(self._control.fileno(), self._flush)
                 return
             except ConnectionError:
-                pass  # reading tells of the end
+                pass  # reading reports the end
             except OSError as error:
                 failure = error
             self._queue.popleft()

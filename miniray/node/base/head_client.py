@@ -1,11 +1,11 @@
-"""The session with the head: what this node asks of it and reports to it, and what it says.
+"""The session with the head: this node's requests and reports, and the head's messages.
 
 ``HeadSession`` is one stream after another, with messages both ways. ``HeadClient`` sends requests
 of this daemon and of its processes over it.
 
-A head that ends takes with it what it had not done or not yet stored. Its successor is asked
-again: everything without an answer, and what made or ended something a moment ago, in the same
-order. Whatever is repeated can be done twice without harm.
+A head that ends loses what it had not done or not yet stored. Its successor gets again, in the
+same order, everything without an answer, and what made or ended something a moment ago. Handlers
+of what is repeated are idempotent.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 #: Bytes of one request. gRPC would refuse a message above its limit and end the session, which
 #: would be opened again only to send it once more. Processes refuse it themselves.
 _LARGEST = p.MAX_HEAD_REQUEST
-#: Seconds of a session after which the head has certainly stored what it was asked.
+#: Seconds of a session after which the head has certainly stored a request's effect.
 _STORED_AFTER = 2.0
 #: Bytes of the reports that one message takes.
 _MOST_REPORTS = 16 << 20
-#: Most messages that are written together, and their bytes without those of the last.
+#: Most messages that are written together, and their bytes without the last one.
 _BATCH = 256
 _BATCH_BYTES = 1 << 20
 #: Seconds between two attempts at a head that runs but does not take the session.
@@ -55,8 +55,8 @@ _RETRY = 0.2
 _FAREWELL = 1.0
 #: The result of reading an ended stream; the type stubs of gRPC lack it.
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-#: Requests that make or end something. What a process subscribes to, and which leases it wants, it
-#: tells every head anew (`ClusterRuntime._on_head_back`).
+#: Requests that make or end something. Subscriptions and wanted leases are sent to every head anew
+#: by their process (`ClusterRuntime._on_head_back`).
 _LASTING = frozenset(
     {
         "create_actor",
@@ -77,7 +77,7 @@ _LASTING = frozenset(
 
 
 class Unconfirmed:
-    """Messages that the next head has to see if this one ends now.
+    """Messages that the next head has to receive if this one ends now.
 
     The clock stands still while there is no session, as no head can have stored anything meanwhile.
     """
@@ -89,7 +89,7 @@ class Unconfirmed:
         self._recent: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
 
     def sent(self, message: head_pb2.FromNode) -> None:
-        """Note a request, or a notice (its number is 0)."""
+        """Record a request, or a notice (its number is 0)."""
         request = message.request
         if request.request:
             self._open[request.process_id, request.request] = message
@@ -97,7 +97,7 @@ class Unconfirmed:
             self.reported(message)
 
     def reported(self, message: head_pb2.FromNode) -> None:
-        """Note a report on how an actor ends, or has ended."""
+        """Record a report on how an actor ends, or has ended."""
         self._recent.append((self._clock(), message))
         self.drop_stored()
 
@@ -156,11 +156,11 @@ class SessionEvents(Protocol):
         """Return the usage of this node."""
 
     def on_message(self, message: head_pb2.ToNode) -> None:
-        """Do what the head says."""
+        """Handle a message of the head."""
 
 
 class HeadSession:
-    """Sends queued messages, and hands on those of the head."""
+    """Sends queued messages, and passes on messages of the head."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -168,7 +168,7 @@ class HeadSession:
         self._tasks: list[asyncio.Task[None]] = []
         #: Set when the stream has ended.
         self.ended = asyncio.Event()
-        #: The time of that, until there is a stream again.
+        #: When the stream ended, until there is one again.
         self._lost_at: float | None = None
 
     def clock(self) -> float:
@@ -190,8 +190,8 @@ class HeadSession:
     ) -> head_pb2.Welcome:
         """Introduce this node, again if there was a session; with retries for ``timeout`` seconds.
 
-        ``first`` gets the messages that wait when the head has accepted, and returns what is to be
-        sent before them.
+        ``first`` gets the messages that wait when the head has accepted, and returns what to send
+        before them.
 
         Raises:
             MinirayError: The head refuses; the class is the one that the head named.
@@ -243,7 +243,7 @@ class HeadSession:
                 raise exceptions.AuthenticationError(
                     error.details() or "The head refused the secret."
                 ) from None
-            # If the head refuses while a message is being written to it, gRPC may forget why.
+            # If the head refuses while a message is being written to it, gRPC may lose the reason.
             raise ConnectionError(f"The head cannot be reached: {error.details()}") from None
         if first is _EOF:
             raise ConnectionError("The head closed the session at once.")
@@ -276,7 +276,7 @@ class HeadSession:
             self._end()
 
     def _batched(self, message: head_pb2.FromNode) -> list[head_pb2.FromNode]:
-        """Put the waiting messages into one: each write costs more than what is in it.
+        """Put the waiting messages into one: each write costs more than its content.
 
         A large message ends it and goes by itself: there is a limit to what can be written at once.
         """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class MoverConfig(NamedTuple):
     """Facts for a mover."""
 
-    #: Tells machines and containers apart.
+    #: Distinguishes machines and containers.
     machine: str
     #: The folder for its socket, for movers of the same machine.
     folder: str
@@ -31,13 +31,13 @@ class MoverConfig(NamedTuple):
 class WebConfig(NamedTuple):
     """Facts for the page that the head's node serves."""
 
-    #: The address to bind, the first port to try, and the address that clients are told.
+    #: The address to bind, the first port to try, and the address that clients get.
     host: str
     port: int
     shown_host: str
     #: Of cookies and tokens.
     key: bytes
-    #: Tells the cookies of clusters apart, which browsers send to all ports of a host.
+    #: Distinguishes the cookies of clusters, which browsers send to all ports of a host.
     cluster: str
     #: The folder of a certificate, where the page is reached over the network; else empty.
     certificate: str
@@ -71,7 +71,7 @@ class NodeConfig(NamedTuple):
     environments_folder: Path
     #: For values that do not fit into the object store.
     spill_folder: Path
-    #: Tells machines (or containers) apart: a driver's paths are valid on its own only.
+    #: Distinguishes machines (or containers): a driver's paths are valid on its own only.
     machine: str
     mover: MoverConfig
     web: WebConfig

@@ -42,7 +42,7 @@ class TemplateClient:
         on_exited: Gets pid and wait status of a worker that is gone with all its children.
         on_gone: Called when the template is gone.
         on_lingers: Gets the pid of a worker that has ended and those of its children that were
-            killed and are not gone; now and then again.
+            killed and are not gone; repeated now and then.
     """
 
     control: socket.socket
@@ -56,7 +56,7 @@ class TemplateClient:
         #: Whether it has imported its modules and serves.
         self.ready = False
         self._numbers = itertools.count(1).__next__
-        #: Requests without an answer, by number.
+        #: Open requests, by number.
         self._open: dict[int, asyncio.Future[int]] = {}
         self._gone = False
         self._loop = asyncio.get_running_loop()

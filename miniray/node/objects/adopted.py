@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Borrows of one owner's objects that are told from repetitions: these come within a moment.
+#: Borrows of one owner's objects that are remembered, to recognise repetitions, which come soon.
 _REMEMBERED = 10_000
 
 
@@ -51,7 +51,7 @@ class _Owner:
 
     #: How many are still here.
     objects: int = 0
-    #: What it was, if it has left only a part of what others held.
+    #: Its description, if it has left only a part of what others held.
     partly: str = ""
     #: The latest borrows that were counted, as (sender, number), oldest first.
     registered: dict[tuple[bytes, int], None] = dataclasses.field(default_factory=dict)
@@ -59,13 +59,13 @@ class _Owner:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class AdoptedObjects:
-    """All objects that this daemon answers for: messages to their owners in, answers out."""
+    """All objects that this daemon answers for. It gets messages to their owners, and answers."""
 
-    #: As whom the daemon borrows what values contain that are not of their owner.
+    #: The id under which the daemon borrows what values contain from other owners.
     node_id: bytes
     clients: ClientServer
     relay: RelayHub
-    #: Knows where those in shared memory are, and frees them.
+    #: Has the nodes of those in shared memory, and frees them.
     directory: Directory
     head: HeadClient
 
@@ -74,7 +74,7 @@ class AdoptedObjects:
         self._owners: dict[bytes, _Owner] = {}
         #: What each borrower holds, so that its end costs no walk over all.
         self._held_by: dict[bytes, set[bytes]] = {}
-        #: The nodes of borrowers that are not of this one.
+        #: The nodes of borrowers on other nodes.
         self._elsewhere: dict[bytes, bytes] = {}
         #: Detached actors whose arguments are kept here.
         self.actors: set[bytes] = set()
@@ -89,7 +89,7 @@ class AdoptedObjects:
         return owner in self._owners
 
     def held(self) -> list[tuple[bytes, Value, list[bytes], int]]:
-        """Return of each object: id, value, borrowers, and how many others here contain it."""
+        """Return each object's id, value, borrowers, and how many others here contain it."""
         return [
             (id, each.value, list(each.borrowers), each.holders)
             for id, each in self._objects.items()
@@ -124,7 +124,7 @@ class AdoptedObjects:
         self.await_death(actor_id)
 
     def await_death(self, actor_id: bytes) -> None:
-        """Have the head tell when an actor is dead for good."""
+        """Subscribe to an actor's death for good at the head."""
         self.head.notify("subscribe_actor", actor_id)
 
     def _add(self, owner: bytes, legacy: Sequence[Any], partly: str = "") -> None:
@@ -164,7 +164,7 @@ class AdoptedObjects:
             self._send_as(owner, node, sender, (p.PEER_CREDIT, sum(map(len, bodies))))
 
     def _handle(self, node: bytes, sender: bytes, owner: bytes, body: bytes) -> None:
-        """Handle one message; an error is logged, and harms no other message."""
+        """Handle one message; log an error, and go on with the next."""
         try:
             reply = self._take(sender, owner, plain.loads(body))
         except Exception:
@@ -178,7 +178,7 @@ class AdoptedObjects:
                 self._send_as(owner, node, sender, reply)
 
     def _take(self, sender: bytes, owner: bytes, message: tuple[Any, ...]) -> Any:
-        """Do what a message to an owner says; return the answer, None if there is none."""
+        """Carry out a message to an owner; return the answer, None if there is none."""
         kind, first, *rest = message
         if kind == p.PEER_WANT:
             return p.PEER_VALUE, [self._told(*wanted) for wanted in first]
@@ -196,13 +196,13 @@ class AdoptedObjects:
         self, sender: bytes, owner: bytes, number: int, borrowers: Sequence[tuple[bytes, ...]]
     ) -> None:
         # What reached the owner in its last moments may come from there and again from its
-        # sender, which does not know yet that it is counted.
+        # sender, which has not yet received that it is counted.
         fresh = self._is_new(owner, sender, number)
         for id, process, _node in borrowers if fresh else ():
             if owner not in self._owners:
-                break  # nothing of this owner is here any more
+                break  # all objects of this owner are gone from here
             self._count(id, process, 1)
-            # It may have made up for a release that came first, and nobody else holds it.
+            # It may have made up for a release that came first, and there is no other holder.
             self._free_if_unused(id)
         for _id, process, its_node in borrowers:
             self._watch(process, its_node)
@@ -246,9 +246,9 @@ class AdoptedObjects:
         else:
             self.relay.send(node, Relayed(to=to, sender=sender, bodies=[body]))
 
-    # --- who holds them ----------------------------------------------------------------
+    # --- holders -----------------------------------------------------------------------
     def process_died(self, process_id: bytes) -> None:
-        """Free what only a process that is gone, of any node, held."""
+        """Free objects that only a process that is gone, of any node, held."""
         self._elsewhere.pop(process_id, None)
         for id in list(self._held_by.get(process_id, ())):
             adopted = self._objects.get(id)
@@ -257,13 +257,13 @@ class AdoptedObjects:
             borrowers = adopted.borrowers
             self._count(id, process_id, -borrowers.get(process_id, 0))
             if not any(count > 0 for count in borrowers.values()):
-                # Nobody holds it: these released it before their borrow was reported.
+                # It has no holder: these released it before their borrow was reported.
                 for process, count in list(borrowers.items()):
                     self._count(id, process, -count)
             self._free_if_unused(id)
 
     def node_died(self, node_id: bytes) -> None:
-        """Free what only processes of a node that is gone held, its daemon included."""
+        """Free objects that only processes of a node that is gone held, its daemon included."""
         for process_id in [process for process, node in self._elsewhere.items() if node == node_id]:
             self.process_died(process_id)
 
@@ -288,7 +288,7 @@ class AdoptedObjects:
             del self._held_by[process]
 
     def _free_if_unused(self, id: bytes) -> None:
-        """Free an object, and those that only it held: a loop, for chains can be long."""
+        """Free an object, and the objects that only it held: a loop, for chains can be long."""
         more = [id]
         while more:
             id = more.pop()

@@ -1,7 +1,7 @@
-"""The report of the cluster's object store: asked of every node, and there of every process.
+"""The report of the cluster's object store: from every node, and there from every process.
 
-Responsible for what this node tells of its own store; who is asked, and who did not answer in time,
-is ``node/relay/questions.py``'s business.
+Responsible for this node's report on its own store; ``node/relay/questions.py`` sends the
+questions, and handles missing answers.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _order_of(row: ObjectRow) -> tuple[int, int, bytes]:
 
 
 def chosen(rows: Iterable[ObjectRow], limit: int) -> list[ObjectRow]:
-    """Choose the rows of the largest objects: of each the owner's, and a few others."""
+    """Choose the rows of the largest objects: each owner's, and a few others."""
     of_each: dict[tuple[int, int, bytes], list[ObjectRow]] = {}
     for row in rows:
         of_each.setdefault(_order_of(row), []).append(row)
@@ -163,13 +163,13 @@ def chosen(rows: Iterable[ObjectRow], limit: int) -> list[ObjectRow]:
     return found
 
 
-# --- who holds it, in words ----------------------------------------------------------------------
+# --- holders, in words ---------------------------------------------------------------------------
 def describe_holders(segments: Iterable[Segment], name_of: Callable[[bytes], str]) -> str:
-    """Say which processes own how much of a store, and have how much of it mapped.
+    """Describe how much of a store each process owns, and has mapped.
 
     ``600 MiB by driver (pid 7), 200 MiB by Keeper (pid 8); mapped, so that it cannot leave
     memory: 100 MiB by driver (pid 7); freed but still mapped: 100 MiB by Reader (pid 9); on
-    disk: 2 GiB by driver (pid 7)``; empty if nothing is held. What several processes have
+    disk: 2 GiB by driver (pid 7)``; empty if the store is. What several processes have
     mapped counts for each of them, what is in memory and on disk counts twice.
     """
     owned: dict[bytes, int] = {}
@@ -211,11 +211,11 @@ def _sums(sizes: Mapping[bytes, int], name_of: Callable[[bytes], str]) -> str:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class MemoryService:
-    """Asks, and answers other daemons."""
+    """Collects reports, and answers other daemons."""
 
     node_id: bytes
     store: SegmentStore
-    #: What owners that ended left to this daemon.
+    #: The objects that owners left to this daemon.
     adopted: AdoptedObjects
     clients: ClientServer
     questions: Questions
@@ -228,7 +228,7 @@ class MemoryService:
         self.questions.answers["memory"] = self.report
 
     async def report(self, seconds: float, limit: int, detail: bool) -> NodeMemory:
-        """Return what this node has, and what its processes know of it."""
+        """Return this node's values, and its processes' records of them."""
         clients = [each for each in self.clients.clients.values() if not each.is_command]
         told = await self.questions.ask_processes(clients, "objects", (limit, detail), seconds)
         held = {process: answer for process, answer, why in told if not why}
@@ -251,7 +251,7 @@ class MemoryService:
         }
 
     def own(self) -> OwnMemory:
-        """Return what this daemon keeps, without what processes know of it."""
+        """Return this daemon's rows, without those of its processes."""
         return {
             "pid": os.getpid(),
             "segments": segment_rows(self.node_id, self.store, MAX_OBJECTS),
@@ -260,13 +260,13 @@ class MemoryService:
         }
 
     def _own_objects(self, limit: int, *, detail: bool) -> ObjectsHeld:
-        """Return what this daemon holds in place of owners that have ended."""
+        """Return the objects that this daemon holds in place of owners that have ended."""
         return adopted_report(self.node_id, self.adopted.held(), limit, detail=detail)
 
     def _processes(
         self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld
     ) -> list[ProcessRow]:
-        """Return the rows of this process, and of those that were asked and still live."""
+        """Return the rows of this process, and of requested processes that still live."""
         rows = [_process(self.node_id, os.getpid(), "NODE", "", own)]
         for client in asked:
             if client.process_id in self.clients.clients:

@@ -1,4 +1,4 @@
-"""The values of a node: its store and transfers, and what processes and other nodes ask of them.
+"""The values of a node: its store and transfers, and the requests of processes and other nodes.
 
 ``SharedObjects`` puts the parts together. ``NodeObjects`` answers processes, and frees what owners,
 processes and nodes leave behind.
@@ -45,7 +45,7 @@ _Mapped = tuple[tuple[int, int, int], int]
 #: (segment, memory or ON_DISK), and the descriptor to write to or -1.
 _Created = tuple[tuple[int, int], int]
 
-#: What a process needs memory for: size, form, owner and the owner's node.
+#: A value that needs memory: size, form, owner and the owner's node.
 _Value = tuple[int, int, bytes, bytes]
 
 #: The answer that a value is here.
@@ -54,13 +54,13 @@ _HERE: tuple[None, int] = (None, -1)
 
 @dataclasses.dataclass(eq=False, repr=False)
 class NodeObjects:
-    """The store of this node: what its processes ask of it, and its traffic with others."""
+    """The store of this node: requests of its processes, and its traffic with others."""
 
     node_id: bytes
     spilling: Spilling
     relay: RelayHub
     transfers: dataclasses.InitVar[Transfers]
-    #: Where the values are that processes of this node own.
+    #: The nodes of the values that processes of this node own.
     directory: Directory
     copies: Copies
     clients: ClientServer
@@ -68,7 +68,7 @@ class NodeObjects:
     def __post_init__(self, transfers: Transfers) -> None:
         clients = self.clients
         self.store = store = self.copies.store
-        #: Copies on their way.
+        #: Copies in flight.
         self.pulls = Pulls(transfers, self.copies)
         self.relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
         memories = store.memories
@@ -104,7 +104,7 @@ class NodeObjects:
 
     # --- writing -----------------------------------------------------------------
     def seal(self, number: int, made: str) -> None:
-        """Note that a value is complete; the node of its owner enters it, if that is another."""
+        """Record that a value is complete; the node of its owner enters it, if that is another."""
         self.store.seal(number, made)
         if not self.store.has_number(number):
             return
@@ -112,18 +112,18 @@ class NodeObjects:
         if segment.home and not segment.freed:
             wrote = Relayed(notice=r.WROTE, items=(number, segment.owner))
             if not self.relay.send(segment.home, wrote):
-                self.store.free(number)  # its owner, which would, went with its node
+                self.store.free(number)  # its owner, which would, was lost with its node
 
     def discard(self, number: int) -> None:
-        """Free a segment that does not get its value."""
+        """Free a segment that was not filled."""
         self.store.seal(number)
         self.store.free(number)
 
     def messages_lost(self, node_id: bytes) -> None:
-        """Tell a node to or from which messages were lost what is here of values owned there.
+        """Report to a node, to or from which messages were lost, the values here that it owns.
 
-        It may have given up this one, or what it freed may have been in a lost message: it answers
-        what can be freed. What is here of a node that is gone is freed.
+        It may have given up this node, or a lost message may have freed values: it answers which
+        can be freed. Values of a node that is gone are freed.
         """
         if not self.relay.knows(node_id):
             self.node_died(node_id)
@@ -175,7 +175,7 @@ class NodeObjects:
 
     # --- freeing -----------------------------------------------------------------
     def free_here(self, key: Key) -> None:
-        """Free what there is on this node of a value that its owner has freed."""
+        """Free this node's segments of a value that its owner has freed."""
         local = self._local(key)
         if local is not None:
             self.copies.drop(local)
@@ -183,7 +183,7 @@ class NodeObjects:
             self.pulls.lose(key, "its owner has freed it")
 
     def node_died(self, node_id: bytes) -> None:
-        """Free what owners on a node have left here, which went with it.
+        """Free the values here whose owners were on a node that died.
 
         Values that were written on that node for owners elsewhere stay, if there are copies.
         """
@@ -206,7 +206,7 @@ class NodeObjects:
 
         Args:
             process_id: Which one.
-            may_look: Whether it may only have left, and look at what it had mapped.
+            may_look: Whether it may still run, and read what it had mapped.
         """
         self.pulls.process_died(process_id)
         for number in self.store.process_died(process_id, may_look=may_look):
@@ -232,7 +232,7 @@ class NodeObjects:
         return self._create_later(client.process_id, value)
 
     async def _create_later(self, process: bytes, value: _Value) -> _Created:
-        """Wait for memory; the value goes to disk if only what processes look at is in the way."""
+        """Wait for memory; the value goes to disk if only mapped values are in the way."""
         spilling, (size, *_) = self.spilling, value
         if size > self.store.capacity:  # only copies may be as large
             raise spilling.full(size)
@@ -276,7 +276,7 @@ class NodeObjects:
         return [self.is_here(key) for key in keys], -1
 
     def _lost(self, client: Client, node_id: bytes) -> tuple[list[int], int]:
-        """Name the segments of a node with values of a process that no node has any more."""
+        """Return the segments of a node with values of a process that no node has any more."""
         return self.directory.lost(client.process_id, node_id), -1
 
     def _fetch(
@@ -302,7 +302,7 @@ class NodeObjects:
             self.pulls.prefetch(client.process_id, request, (node_id, number, home), size)
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
-        """Withdraw requests whose answers are not waited for any more."""
+        """Withdraw requests whose answers are no longer awaited."""
         # A request that was read just before is a task that has not begun to wait yet.
         loop = asyncio.get_running_loop()
         for request in requests:
@@ -315,7 +315,7 @@ def _shown(segment: Segment) -> _Mapped:
 
 
 def _ended() -> ConnectionError:
-    return ConnectionError("the process that asked has ended")
+    return ConnectionError("the requesting process has ended")
 
 
 class SharedObjects:
@@ -405,7 +405,7 @@ class SharedObjects:
         """Free what a process of this node owned.
 
         What it has mapped stays if it was killed and is not gone; ``may_look``: it may live on and
-        look at that.
+        read that.
         """
         if gone:
             self._objects.process_died(process_id, may_look=may_look)
@@ -424,7 +424,7 @@ class SharedObjects:
         self.adopted.node_died(node_id)
 
     def _ask_owners(self, node_id: bytes) -> None:
-        """Have owners free what a node wrote for them if the message that tells them was lost."""
+        """Have owners free what a node wrote for them if the message to them was lost."""
         for owner, segments in self._directory.written_on(node_id).items():
             self._push(owner, "unclaimed", (b"", node_id, segments))
 

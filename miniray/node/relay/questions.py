@@ -1,8 +1,8 @@
-"""Questions to every node, and there to its processes: nothing is sent until somebody asks.
+"""Questions to every node, and there to its processes, on demand.
 
-Responsible for the way of a question and its answers. Nobody is waited for longer than the question
-may take: user code may keep a process busy for minutes, and a node may be out of reach. Who is
-missing is named with the reason. What is answered belongs to the parts that know it.
+Responsible for the way of a question and its answers. No answer is awaited for longer than the
+question may take: user code may keep a process busy for minutes, and a node may be out of reach.
+Missing processes and nodes are named with the reason. The parts that have the facts answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LATE = "it did not answer in time"
 
 
 class Told(NamedTuple):
-    """What one node or process answers."""
+    """The answer of one node or process."""
 
     #: Its id.
     who: bytes
@@ -40,7 +40,7 @@ class Told(NamedTuple):
 
 
 class Questions:
-    """Asks processes of this node and other nodes, and answers other nodes."""
+    """Sends questions to processes of this node and to other nodes, and answers other nodes."""
 
     def __init__(
         self, node_id: bytes, clients: ClientServer, relay: RelayHub, requests: NodeRequests
@@ -48,13 +48,13 @@ class Questions:
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
-        #: Those to other daemons, of which questions are some.
+        #: Requests to other daemons, which carry the questions.
         self.requests = requests
-        #: What this node answers, by the name of the question: functions or coroutine functions
+        #: This node's answers, by the name of the question: functions or coroutine functions
         #: that get the seconds that its processes may take, and the question's arguments.
         self.answers: dict[str, Callable[..., Any]] = {"processes": self._processes}
         self._numbers = itertools.count(1).__next__
-        #: The answers of processes that are awaited, by question and by who is asked.
+        #: The awaited answers of processes, by question and process.
         self._open: dict[int, dict[bytes, asyncio.Future[tuple[Any, str]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         clients.requests["ask_nodes"] = self._for_client
@@ -69,15 +69,15 @@ class Questions:
             answer.set_result(told)
 
     def ended(self, who: bytes) -> None:
-        """Expect no answer from a process of this node that is gone."""
+        """Give up the answers of a process of this node that is gone."""
         for number in self._open:
             self._answered(number, who, (None, _GONE))
 
-    # --- asking --------------------------------------------------------------------
+    # --- questions of this node ----------------------------------------------------
     async def ask_processes(
         self, clients: Iterable[Client], what: str, arguments: Sequence[Any], seconds: float
     ) -> list[Told]:
-        """Ask processes of this node; each answers in its I/O thread (``Answers``)."""
+        """Send processes of this node a question; each answers in its I/O thread (``Answers``)."""
         ids = [client.process_id for client in clients]
         number, loop = self._numbers(), asyncio.get_running_loop()
         answers = self._open[number] = {id: loop.create_future() for id in ids}
@@ -102,7 +102,7 @@ class Questions:
         seconds: float,
         nodes: Iterable[bytes] | None = None,
     ) -> list[Told]:
-        """Ask nodes, this one first, or only some; their processes have ``seconds`` to answer."""
+        """Send all nodes, this one first, or some a question; processes have ``seconds`` for it."""
         wanted = [self._node_id, *self._relay.nodes()] if nodes is None else list(nodes)
         wanted.sort(key=lambda node: node != self._node_id)
         asking = [self._ask_node(node, what, tuple(arguments), seconds) for node in wanted]
@@ -127,7 +127,7 @@ class Questions:
         """Pass a question on to drivers and workers of this node: of these ids or pids, or all.
 
         Returns:
-            Of each its id, pid, role and job, then the answer and why there is none.
+            Id, pid, role and job of each, then the answer and why there is none.
         """
         clients = [each for each in self._clients.clients.values() if not each.is_command]
         if only is not None:
@@ -142,7 +142,7 @@ class Questions:
     async def _for_client(
         self, _client: Client, what: str, arguments: tuple[Any, ...], seconds: float, nodes: Any
     ) -> tuple[list[tuple[bytes, Any, str]], int]:
-        """Ask for a command or a driver; ``nodes`` are ids, or None for all."""
+        """Send the question of a command or a driver; ``nodes`` are ids, or None for all."""
         return [tuple(each) for each in await self.ask_nodes(what, arguments, seconds, nodes)], -1
 
     def _asked(
@@ -157,7 +157,7 @@ class Questions:
         asked.answer(await self._answer(what, arguments, seconds))
 
     async def _answer(self, what: str, arguments: Sequence[Any], seconds: float) -> tuple[Any, str]:
-        """Return what this node answers, and why it cannot."""
+        """Return this node's answer, or why there is none."""
         handler = self.answers.get(what)
         if handler is None:
             return None, f"a node has no answer to {what!r}; it has {sorted(self.answers)}"

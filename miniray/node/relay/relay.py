@@ -2,10 +2,10 @@
 
 Each daemon writes to another one over one stream: one that it opens itself or, if the other node
 cannot be dialled, the answering half of the stream that came from there. A stream that breaks is
-opened again until the head says that the node is gone.
+opened again until the head reports that the node is gone.
 
-Requests travel behind calls. Bytes of values may come with an answer: only so many are on their way
-from one node at a time. What is asked belongs to the parts that answer.
+Requests travel behind calls. Bytes of values may come with an answer: their number in flight from
+one node is limited. The meaning of a request belongs to the part that answers it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _REOPEN_AFTER, _REOPEN_AT_MOST = 0.05, 1.0
 _BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 #: Nodes that were given up and are remembered.
 _REMEMBERED = 1024
-#: Bytes that may be on their way from one node at a time. Calls from there may wait behind them.
+#: Bytes that may be in flight from one node at a time. Calls from there may wait behind them.
 IN_FLIGHT = 2 << 20
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class RelayHub:
-    """All other nodes; ``only_dials``: those of other machines cannot dial this one."""
+    """All other nodes; ``only_dials``: nodes of other machines cannot dial this one."""
 
     node_id: bytes
     dial: Callable[[str], grpc.aio.Channel]
@@ -67,7 +67,7 @@ class RelayHub:
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         #: Nodes with streams to this one; each stream ends when its event is set.
         self._incoming: dict[bytes, set[asyncio.Event]] = {}
-        #: Nodes that were given up, with what had come from them. They may live and not know it.
+        #: Nodes that were given up, with what had come from them. They may live, unnotified.
         self._given_up: collections.OrderedDict[bytes, Inbox] = collections.OrderedDict()
 
     def connected(self) -> set[bytes]:
@@ -77,7 +77,7 @@ class RelayHub:
         return list(self._addresses)
 
     def knows(self, node_id: bytes) -> bool:
-        """Return whether another node lives, as far as the head has said."""
+        """Return whether another node lives, by the head's last report."""
         return node_id in self._addresses
 
     def joined(self, node_id: bytes, address: str) -> None:
@@ -87,7 +87,7 @@ class RelayHub:
         inbox = self._given_up.pop(node_id, None)
         if inbox is not None:
             self._inboxes.setdefault(node_id, inbox)
-            # Its watches here, and messages in flight, are lost: this empty message says so.
+            # Its watches here, and messages in flight, are lost: this empty message reports that.
             self.send(node_id, Relayed())
 
     def died(self, node_id: bytes) -> None:
@@ -164,7 +164,7 @@ class RelayHub:
     async def _stream(
         self, node_id: bytes, address: str, outbox: Outbox, heard: asyncio.Event
     ) -> None:
-        """Run one stream to a node until it breaks; set ``heard`` when the node answers."""
+        """Run one stream to a node until it breaks; set ``heard`` at the node's first answer."""
         from miniray._proto import node_pb2_grpc
 
         async with self.dial(address) as channel:
@@ -243,7 +243,7 @@ class RelayHub:
     ) -> None:
         """Serve another node's stream to this one (the Relay RPC).
 
-        One of a node that the head has not announced ends at once: it is opened again.
+        The stream of a node that the head has not announced ends at once: it is opened again.
         """
         first = await anext(incoming, None)
         if first is None or first.node_id not in self._addresses:
@@ -271,7 +271,7 @@ class RelayHub:
                 del self._incoming[node_id]
 
     async def close(self) -> None:
-        self._addresses.clear()  # from here on, nothing is sent
+        self._addresses.clear()  # from here on, no message is sent
         self._outboxes.clear()
         tasks = list(self._tasks.values())
         self._tasks.clear()
@@ -282,11 +282,11 @@ class RelayHub:
 
 # --- requests ------------------------------------------------------------------------------
 class RequestRefusedError(Exception):
-    """A node has said why it gives no answer, or there is no way to it."""
+    """A node has refused a request with a reason, or there is no way to it."""
 
 
 class NoAnswerError(Exception):
-    """A node could not be reached, or did not answer in time; it may be asked again."""
+    """A node could not be reached, or did not answer in time; the request may be repeated."""
 
 
 class NodeRequest(NamedTuple):
@@ -316,10 +316,10 @@ class _Peer:
     """Requests to one node."""
 
     def __init__(self) -> None:
-        #: Those that were sent and have no answer yet, with the bytes that may come.
+        #: Sent requests without an answer, with the bytes that may come.
         self.open: dict[int, tuple[asyncio.Future[Answered], int]] = {}
         self._in_flight = 0
-        #: Requests that wait until fewer bytes are on their way, first in, first out.
+        #: Requests that wait until fewer bytes are in flight, first in, first out.
         self._turns: collections.deque[tuple[asyncio.Future[None], int]] = collections.deque()
 
     def __bool__(self) -> bool:
@@ -334,9 +334,9 @@ class _Peer:
         return came
 
     async def begin(self, size: int) -> None:
-        """Wait until as many bytes more may be on their way; they count until ``end``.
+        """Wait until this many more bytes may be in flight; they count until ``end``.
 
-        What asks for none never waits.
+        A request for no bytes never waits.
         """
         if not size or (not self._turns and self._fits(size)):
             self._in_flight += size
@@ -371,7 +371,7 @@ class NodeRequests:
 
     def __init__(self, relay: RelayHub) -> None:
         self._relay = relay
-        #: What this node answers: functions that get a ``NodeRequest`` and the arguments.
+        #: Handlers of requests to this node: they get a ``NodeRequest`` and the arguments.
         self.handlers: dict[str, Callable[..., object]] = {}
         self._numbers = itertools.count(1).__next__
         self._peers: dict[bytes, _Peer] = {}
@@ -388,7 +388,7 @@ class NodeRequests:
     async def ask(
         self, node_id: bytes, what: str, *arguments: Any, size: int = 0, limit: float | None = None
     ) -> Answered:
-        """Ask another node.
+        """Send a request to another node, and return its answer.
 
         Args:
             node_id: The node.
@@ -398,7 +398,7 @@ class NodeRequests:
             limit: Seconds within which the answer has to come.
 
         Raises:
-            RequestRefusedError: The node says why not, or there is no way to it.
+            RequestRefusedError: The node refuses, with a reason, or there is no way to it.
             NoAnswerError: The node could not be reached, or did not answer in time.
         """
         peer = self._peers.setdefault(node_id, _Peer())
@@ -424,7 +424,7 @@ class NodeRequests:
                 if late or not size:
                     peer.close(number)
                 elif limit is not None and number in peer.open:
-                    # Nobody waits any more, but the bytes may be on their way.
+                    # The waiter has left, but the bytes may be in flight.
                     asyncio.get_running_loop().call_later(limit, peer.close, number)
         finally:
             self._forget_idle(node_id, peer)

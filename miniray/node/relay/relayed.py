@@ -70,7 +70,7 @@ def refusal(message: Relayed, why: str) -> Relayed | None:
     if message.notice == REQUEST:
         return Relayed(notice=ANSWER, items=(*message.items[:1], why, None))
     if message.bodies:
-        # The sender need only know that its messages were lost.
+        # The sender only needs the notice that its messages were lost.
         return Relayed(to=message.sender, notice=PUSH, items=("process_unreachable", (message.to,)))
     return None
 
@@ -86,7 +86,7 @@ def pack(messages: Iterable[Relayed]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Relayed]:
-    """Decode messages; one that cannot be read becomes an empty one, as if it was lost."""
+    """Decode messages; one that cannot be read becomes an empty one, as if it were lost."""
     try:
         messages = list(plain.loads(data))
     except (ValueError, TypeError):
@@ -106,7 +106,7 @@ def _message(fields: Any) -> Relayed:
     return message
 
 
-#: Bytes in one gRPC message, without those of its last part, and of one value.
+#: Bytes in one gRPC message, without its last part and one value.
 _BATCH_BYTES = 1 << 20
 #: Received bytes that are acknowledged at once: their sender keeps them until then.
 _MUCH = 4 << 20
@@ -130,7 +130,7 @@ class Outbox:
         #: Bytes of values that wait: they are sent behind other messages, one with each batch.
         self._values: collections.deque[tuple[int, Relayed]] = collections.deque()
         self._sent: collections.deque[tuple[int, Relayed]] = collections.deque()
-        #: Bytes that wait, without those of values.
+        #: Bytes that wait, without the bytes of values.
         self.waiting = 0
         #: Number of the oldest message that is not acknowledged.
         self._oldest = 1

@@ -1,9 +1,9 @@
-"""The memory under the segments of a node: memfds, of which those out of use stay warm.
+"""The memory under the segments of a node: memfds, which stay warm while unused.
 
 Writing into memory that has pages is several times faster than into new memory, and faster again
 for a process that has it mapped. So freed memory waits in a pool for the next writer, if possible
-for the one that has it mapped. Memory that is given up loses its pages, and counts no longer,
-whoever still has it mapped.
+for the one that has it mapped. Memory that is given up loses its pages, and no longer counts,
+even if processes still have it mapped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Memory of the pool may be this many times larger than what it is used for.
+#: Memory of the pool may be this many times larger than the value that takes it.
 _SLACK = 2
 #: Bytes from which on giving memory back takes so long (1 ms; 50 ms for 256 MiB) that others would
 #: notice: a thread does it.
@@ -47,14 +47,14 @@ class Memory:
     fd: int
     capacity: int
     pooled: bool = False
-    #: Processes that have it mapped for writing, whatever is in it.
+    #: Processes that have it mapped for writing, whatever its content.
     writers: set[bytes] = dataclasses.field(default_factory=set)
 
 
 class Memories:
     """All memory of a node: at most ``capacity`` bytes.
 
-    ``push`` tells a process to unmap memory (``give_up_memory``); ``changed`` is set when memory
+    ``push`` requests a process to unmap memory (``give_up_memory``); ``changed`` is set when memory
     has gone back to the kernel.
     """
 
@@ -71,7 +71,7 @@ class Memories:
         self._all: dict[int, Memory] = {}
         #: The pool: (capacity, number), sorted.
         self._pool: list[tuple[int, int]] = []
-        #: What each process has mapped for writing.
+        #: The memory that each process has mapped for writing.
         self._mapped_by: dict[bytes, set[int]] = {}
 
     @property
@@ -81,7 +81,7 @@ class Memories:
 
     # --- taking and giving back ------------------------------------------------------------
     def take(self, capacity: int, process: bytes, others: int) -> Memory:
-        """Return memory of at least so many bytes, whole pages, for a process that will write.
+        """Return memory of at least ``capacity`` bytes, whole pages, for a process that will write.
 
         ``others`` is how many values are in the store, for the error.
 
@@ -152,7 +152,7 @@ class Memories:
         if not again:
             self._close(memory, empty=False)
             return
-        if memory.fd >= limit() // 2:  # so many are open that workers may need them
+        if memory.fd >= limit() // 2:  # that many are open that workers may lack them
             self._close(memory)
             return
         memory.pooled = True
@@ -164,9 +164,9 @@ class Memories:
             self._close(self._unpool(0))
 
     def _close(self, memory: Memory, *, empty: bool = True, at_once: bool = False) -> None:
-        """Give up memory that nothing uses, in a thread if it is large and not ``at_once``.
+        """Give up unused memory, in a thread if it is large and not ``at_once``.
 
-        Its pages go even if it is mapped, unless ``empty`` is False: a process may look at them.
+        Its pages go even if it is mapped, unless ``empty`` is False: a process may read them.
         """
         del self._all[memory.number]
         for process in memory.writers:
@@ -196,7 +196,7 @@ class Memories:
 
     # --- what writers have mapped -------------------------------------------------------------
     def mapped(self, number: int, process: bytes) -> None:
-        """Note that a process keeps memory mapped that it has written."""
+        """Record that a process keeps memory mapped that it has written."""
         memory = self._all.get(number)
         if memory is None:  # it was given up at the same time
             self._push(process, "give_up_memory", ((number,),))
@@ -250,7 +250,7 @@ def _free(fd: int, mapped: int) -> None:
     """Close memory, and empty its first ``mapped`` bytes for the processes that have it mapped."""
     try:
         if mapped:
-            mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE  # a late look must be no SIGBUS
+            mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE  # a late read must not raise SIGBUS
             if _libc().fallocate(fd, mode, 0, mapped) != 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))

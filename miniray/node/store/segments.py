@@ -1,6 +1,6 @@
-"""The node's shared memory: segments, who owns them and who maps them.
+"""The node's shared memory: segments, their owners, and the processes that map them.
 
-The memory under them (``memories.py``) is held open by this daemon only: nothing stays after it.
+The memory under them (``memories.py``) is held open by this daemon only, and ends with it.
 Bytes count until the owner freed a segment and no process maps it; then its memory, which is warm,
 serves the next writer. A segment that no process maps may be on disk instead (``spilling.py``),
 where it is mapped if it does not fit into memory.
@@ -66,7 +66,7 @@ class Segment:
     place: DiskPlace | None = None
     #: The node of its owner, if that is another one and it is no copy.
     home: bytes = b""
-    #: Of what it is a whole copy, if that was written on another node.
+    #: The value of which it is a whole copy, if that was written on another node.
     copy_of: Key | None = None
     #: It is being written to disk, or read from there.
     moves: bool = False
@@ -78,7 +78,7 @@ class Segment:
     #: How often each process has it mapped.
     mappers: dict[bytes, int] = dataclasses.field(default_factory=dict)
     #: A process was using it when it left, or forked. It may live on, as a driver does after
-    #: `shutdown` or a child after its parent, and look at its arrays: its memory must not be
+    #: `shutdown` or a child after its parent, and read its arrays: its memory must not be
     #: written to again.
     left_open: bool = False
 
@@ -110,8 +110,8 @@ class Segment:
 class SegmentStore:
     """All segments of a node, and memory that waits for the next one: at most ``capacity`` bytes.
 
-    ``push`` tells a process to unmap memory (``give_up_memory``), that a segment was freed that it
-    has mapped (``segment_freed``), or that memory is short and what it keeps mapped without use is
+    ``push`` notifies a process: it has to unmap memory (``give_up_memory``), a segment that it has
+    mapped was freed (``segment_freed``), or memory is short and what it keeps mapped without use is
     in the way (``store_short``).
     """
 
@@ -128,7 +128,7 @@ class SegmentStore:
         self._of_process: dict[bytes, set[int]] = {}
         #: Sealed, wanted and not mapped; the least recently used first.
         self._idle: collections.OrderedDict[int, Segment] = collections.OrderedDict()
-        #: The mappers that have mapped a segment since they were told that memory is short.
+        #: The mappers that have mapped a segment since their notice that memory is short.
         self._may_keep: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -178,7 +178,7 @@ class SegmentStore:
         self.changed.set()
 
     def seal(self, number: int, made: str = "") -> None:
-        """Note that a segment is complete, and where user code made it."""
+        """Record that a segment is complete, and where user code made it."""
         segment = self._segments.get(number)
         if segment is not None and not segment.sealed:
             segment.made = made
@@ -186,7 +186,7 @@ class SegmentStore:
             self._look_at(segment)  # its owner may have ended meanwhile
 
     def take_form(self, segment: Segment, form: int) -> None:
-        """Note the form of a value that another node has begun to send."""
+        """Record the form of a value that another node has begun to send."""
         segment.form = form
 
     def change_owner(self, number: int, owner: bytes) -> None:
@@ -223,7 +223,7 @@ class SegmentStore:
     def unmap(self, numbers: Iterable[int], mapper: bytes, *, left_open: bool = False) -> None:
         """Count off one mapping of each segment by a process, or a node that reads it.
 
-        ``left_open``: it may still look at their memory.
+        ``left_open``: it may still read their memory.
         """
         for number in numbers:
             segment = self._segments.get(number)
@@ -256,7 +256,7 @@ class SegmentStore:
             self._look_at(segment)
 
     def tell_short(self) -> None:
-        """Tell the processes that may keep segments mapped without use that memory is short."""
+        """Notify the processes that may keep segments mapped without use: memory is short."""
         told, self._may_keep = self._may_keep, set()
         for process in told:
             self._push(process, "store_short", ())
@@ -264,14 +264,14 @@ class SegmentStore:
     def process_died(self, process_id: bytes, *, may_look: bool = True) -> list[int]:
         """Free what a process owned, and return the numbers; count off what it had mapped.
 
-        ``may_look``: it may live on and look at that.
+        ``may_look``: it may live on and read that.
         """
         self.memories.process_died(process_id)
         self._may_keep.discard(process_id)
         owned = []
         for segment in self._of(process_id):
             if not segment.sealed and segment.writer == process_id:
-                # Half written: no other process knows of it.
+                # Half written: no other process has its key.
                 segment.sealed = segment.freed = segment.left_open = True
                 self._look_at(segment)
             if segment.mappers.pop(process_id, 0):
@@ -284,7 +284,7 @@ class SegmentStore:
         return owned
 
     def written_by(self, process_id: bytes) -> dict[bytes, list[int]]:
-        """Return what a process that ended wrote for others and they have not freed, by owner."""
+        """Return the unfreed segments that an ended process wrote for others, by owner."""
         found: dict[bytes, list[int]] = {}
         for segment in self._of(process_id):
             if segment.writer == process_id != segment.owner and not segment.freed:
@@ -296,7 +296,7 @@ class SegmentStore:
         return [self._segments[number] for number in self._of_process.get(process, ())]
 
     def _let_go(self, segment: Segment, process: bytes) -> None:
-        """Forget that a segment is of a process, unless it still is in another way."""
+        """Drop a process's claim on a segment, unless it has another one."""
         kept = process in (segment.owner, segment.writer) or process in segment.mappers
         if not kept or segment.number not in self._segments:
             numbers = self._of_process.get(process, set())
@@ -311,7 +311,7 @@ class SegmentStore:
 
     @staticmethod
     def is_unused(segment: Segment) -> bool:
-        """Return whether a segment has its value, and no process looks at it or moves it."""
+        """Return whether a segment has its value, and no process reads or moves it."""
         return segment.sealed and not segment.mappers and not segment.moves
 
     def is_idle(self, segment: Segment) -> bool:
@@ -332,7 +332,7 @@ class SegmentStore:
         self._give_back(segment)
 
     def _look_at(self, segment: Segment) -> None:
-        """Make a segment idle, or remove it, if nothing uses it any more."""
+        """Make a segment idle, or remove it, if it is no longer used."""
         if not self.is_unused(segment):
             return
         if not segment.freed:
@@ -397,7 +397,7 @@ class Copies:
         self.store.free(number)
 
     def drop_from_disk(self, size: int) -> bool:
-        """Drop unmapped copies on disk, of so many bytes; return whether there was any."""
+        """Drop unmapped copies on disk, of this many bytes; return whether there was any."""
         dropped = 0
         for segment in map(self.store.get, list(self._by_key.values())):
             if dropped >= size:

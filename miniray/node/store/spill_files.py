@@ -1,6 +1,6 @@
 """Files that hold values for which there is no memory, and the folder that they are in.
 
-The files have no name: nothing is left of them when the daemon ends, however it ends. Small values
+The files have no name: they are gone when the daemon ends, however it ends. Small values
 share files, so that many of them take few descriptors; the disk has the blocks of a file back when
 its last value goes. Bookkeeping runs in the daemon's loop, reading and writing in threads.
 """
@@ -120,7 +120,7 @@ class SpillFiles:
         return place
 
     def release(self, place: DiskPlace) -> None:
-        """Drop a value; whoever has mapped it keeps its bytes."""
+        """Drop a value; processes that have mapped it keep its bytes."""
         file = place.file
         file.values -= 1
         self.used -= _blocks(place.size)
@@ -136,7 +136,7 @@ class SpillFiles:
         await asyncio.get_running_loop().run_in_executor(self._closer, bool)  # after what it closes
 
     def stop(self) -> None:
-        """Begin no read or write any more, and end those under way early."""
+        """End reads and writes in progress early, and begin no further ones."""
         self._stopped.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._closer.shutdown(wait=False)
@@ -166,7 +166,7 @@ class SpillFiles:
         await self._in_thread(allocate, place)
 
     async def describe_disk(self) -> str:
-        """Say how full the disk is, and by what; empty if it does not tell."""
+        """Describe how full the disk is, and by what; empty if that is unknown."""
         loop = asyncio.get_running_loop()
         # In that thread, when the blocks of all files are back whose values are gone.
         disk = await loop.run_in_executor(self._closer, look_at, self.folder)
@@ -229,21 +229,21 @@ class Disk(NamedTuple):
     """A file system; bytes."""
 
     size: int
-    #: What users other than root may still take.
+    #: Bytes that users other than root may still take.
     free: int
 
 
 def look_at(folder: Path) -> Disk | None:
-    """Return the file system that a folder is on; None if it does not say."""
+    """Return the file system that a folder is on; None if that is unknown."""
     try:
         found = os.statvfs(folder)
-    except OSError:  # the error that this is to explain is reported in any case
+    except OSError:  # the error that this would explain is reported in any case
         return None
     return Disk(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def describe_disk(disk: Disk, values: int) -> str:
-    """Say who has taken how much of a disk; ``values`` are bytes of this node's values."""
+    """Describe the use of a disk; ``values`` are bytes of this node's values."""
     taken = disk.size - disk.free
     values = min(values, taken)
     return (

@@ -1,8 +1,8 @@
-"""What happens when the memory of the object store is full: values move to disk, and back.
+"""Spilling: when the memory of the object store is full, values move to disk, and back.
 
-Memory comes from what no process has mapped, least recently used first: copies of other nodes'
-values are evicted, values of this node are written to disk unless they are there already. Requests
-for memory wait for that, first in, first out. What processes have mapped is waited for only if the
+Memory comes from values that no process has mapped, least recently used first: copies of other
+nodes' values are evicted, values of this node are written to disk unless they are there already.
+Requests for memory wait for that, first in, first out. They wait for mapped values only if the
 disk is full, and for some seconds: else values are then written to disk by their writers, and
 mapped there by their readers.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after a failed write in which no other is tried.
+#: Seconds without writes after a failed one.
 _AFTER_FAILURE = 10.0
 #: Values that leave memory together when this process is out of descriptors.
 _AT_ONCE = 32
@@ -45,16 +45,16 @@ class _Claim:
 
     #: Bytes.
     size: int
-    #: The process that will write, whose warm memory is preferred; empty: it does not matter.
+    #: The process that will write, whose warm memory is preferred; empty: any.
     writer: bytes
-    #: Whether it waits for what processes have mapped too.
+    #: Whether it waits for mapped values too.
     patient: bool
-    #: The memory; None if only what processes have mapped is in the way.
+    #: The memory; None if only mapped values are in the way.
     turn: asyncio.Future[Memory | None]
 
 
 class Spilling:
-    """Makes memory come free in the store that the copies are in.
+    """Frees memory in the store that the copies are in.
 
     ``describe_holders`` says which processes hold how much of it, for the error.
     """
@@ -91,7 +91,7 @@ class Spilling:
         """How many requests wait for memory."""
         return len(self._queue)
 
-    # --- who gets memory ---------------------------------------------------------------------
+    # --- requests for memory -----------------------------------------------------------------
     async def reserve(self, size: int, writer: bytes = b"") -> Memory | DiskPlace:
         """Reserve memory, or a place on disk if only mapped values are in the way; wait for it.
 
@@ -126,7 +126,7 @@ class Spilling:
             self._store.put_back(space)
 
     async def _take(self, size: int, writer: bytes, patience: float = 0.0) -> Memory | None:
-        """Wait for memory as long as values leave it; None if what is left is mapped.
+        """Wait for memory as long as values leave it; None if only mapped values are left.
 
         ``patience``: seconds to wait for that too.
 
@@ -209,7 +209,7 @@ class Spilling:
         if not claim.turn.done():
             claim.turn.set_result(memory)
         elif memory is not None:
-            self._store.put_back(memory)  # whoever waited was cancelled
+            self._store.put_back(memory)  # the waiter was cancelled
 
     def _frees_descriptors(self) -> bool:
         """Move values to disk, where they take none; return False if no descriptor comes free."""
@@ -233,7 +233,7 @@ class Spilling:
         return not self._failure or time.monotonic() - self._failed_at >= _AFTER_FAILURE
 
     def _trouble(self) -> str:
-        """Say why the last value could not be written to disk; empty if it could."""
+        """Return why the last value could not be written to disk; empty if it could."""
         if not self._failure:
             return ""
         failed = f"Nothing could be moved to {self._files.folder}: {self._failure}."
@@ -295,7 +295,7 @@ class Spilling:
             self._store.end_move(segment)
             if segment.place is not None and self._store.is_idle(segment):
                 self._store.drop_memory(segment)
-            self._store.changed.set()  # whatever came of it
+            self._store.changed.set()  # whatever the outcome
 
     async def _place_for(self, size: int) -> DiskPlace | None:
         """Find a place on disk that a process may write to; None if the disk is full."""
@@ -338,7 +338,7 @@ class Spilling:
 
     # --- back --------------------------------------------------------------------------------
     async def restore(self, segment: Segment) -> bool:
-        """Read a value back that a process has mapped; all that wait for it share one read.
+        """Read a value back that a process has mapped; all its waiters share one read.
 
         Returns:
             False if there is no memory for it: it can be mapped on disk.
@@ -360,12 +360,12 @@ class Spilling:
     def _restored(self, number: int, task: asyncio.Task[None]) -> None:
         del self._restores[number]
         if not task.cancelled():
-            task.exception()  # all that waited may be gone, then nothing else looks at it
+            task.exception()  # all waiters may be gone: then the result has no other reader
 
     async def _restore(self, segment: Segment) -> None:
         try:
             memory = await self._take(segment.size, b"")
-        except OSError:  # no descriptor is left
+        except OSError:  # the process is out of descriptors
             return
         if memory is None:
             return

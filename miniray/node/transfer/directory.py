@@ -1,9 +1,9 @@
-"""Where each large value is that a process of this node owns: one entry for each.
+"""Locations of the large values that processes of this node own: one entry for each.
 
-An entry is made when a value is written on another node, or when another node first asks for it.
-Daemons that want the value ask for a node to copy it from, report when they have it, and ask again
-when that node fails. When the owner frees the value, or ends, all of them are notified. A node that
-dies is taken out of all entries. The key of a value never changes, whichever nodes have it.
+An entry is made when a value is written on another node, or when another node first requests it.
+Daemons that want the value request a node to copy it from, report when they have it, and request
+another one when that node fails. When the owner frees the value, or ends, all of them are notified.
+A node that dies is taken out of all entries. The key of a value stays the same on all nodes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from miniray.node.store.segments import Key, SegmentStore
 
 _FREED = "its owner has freed it"
-#: Copies of one value that a node sends at a time, as long as there are others to ask.
+#: Copies of one value that a node sends at a time, as long as there are other sources.
 FANOUT = 2
 
 
 class SpreadTree:
     """The nodes that have one value, or are getting it, and which copies from which. Pure.
 
-    Every node serves two others, and more only if there is nobody else to ask; those that are still
-    getting a copy serve too. A node that gave up is named until it has refused somebody.
+    Every node serves two others, and more only if there is no other source; nodes that are still
+    getting a copy serve too. A node that gave up is named until it has refused a request.
     """
 
     def __init__(self, source: bytes) -> None:
         self._source = source
         #: Every node that may have the value: all are notified when it is freed.
         self.nodes: set[bytes] = {source}
-        #: From whom each node copies that does at present.
+        #: The source of each node that is copying.
         self._parents: dict[bytes, bytes] = {}
         #: Nodes that may be named to others: the source, and those that have a copy or get one.
         self._serves: dict[bytes, None] = {source: None}
@@ -51,7 +51,7 @@ class SpreadTree:
         return not self._whole
 
     def holder(self, node: bytes, tried: Container[bytes], first: bytes = b"") -> bytes:
-        """Name a node that has the value, rather ``first``, to one that takes it at once.
+        """Name a node that has the value, preferably ``first``, to one that takes it at once.
 
         Raises:
             LookupError: No node is left that has it.
@@ -67,7 +67,7 @@ class SpreadTree:
         return node in self._whole and node not in tried
 
     def place(self, node: bytes, tried: Container[bytes], *, serves: bool) -> bytes:
-        """Say from whom a node is to copy; it does until it has a copy, or asks again.
+        """Choose the node from which another copies, until it has a copy or requests another.
 
         Args:
             node: The node that wants a copy, or has to go on with one.
@@ -93,7 +93,7 @@ class SpreadTree:
         return parent
 
     def _begin(self, node: bytes) -> None:
-        """Take the last place of a node away that asks, and so has no copy any more."""
+        """Remove the last place of a node whose request shows that it lost its copy."""
         self._leave(node)
         self._whole.discard(node)
 
@@ -124,7 +124,7 @@ class SpreadTree:
         self._leave(node)
 
     def node_died(self, node: bytes) -> None:
-        """Forget a node; those that copied from it ask again."""
+        """Forget a node; those that copied from it request another."""
         self._leave(node)
         self._retire(node)
         self.nodes.discard(node)
@@ -136,7 +136,7 @@ class SpreadTree:
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Entry:
-    """Who owns a value, and which nodes have it."""
+    """A value's owner, and the nodes that have it."""
 
     #: A process of this node, or its daemon in the place of one that has left.
     owner: bytes
@@ -148,16 +148,16 @@ class Directory:
     """The entries of the values that processes of this node own."""
 
     node_id: bytes
-    #: Has those that were written here.
+    #: Has the values that were written here.
     store: SegmentStore
     relay: RelayHub
     clients: ClientServer
-    #: Frees what there is of a value on this node.
+    #: Frees a value's segments on this node.
     free_here: Callable[[Key], None]
 
     def __post_init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
-        #: Those of each owner, so that its end costs no walk over all.
+        #: The entries of each owner, so that its end costs no walk over all.
         self._by_owner: dict[bytes, set[Key]] = {}
         self.relay.notices[r.WROTE] = lambda node, message: self._wrote(node, *message.items)
         self.relay.notices[r.COPIED] = lambda node, message: self.copied(node, message.items)
@@ -193,7 +193,7 @@ class Directory:
             small: Whether it takes the value at once, so that it needs no place in the tree.
 
         Raises:
-            LookupError: There is none; the text says why.
+            LookupError: There is none; the text gives the reason.
         """
         entry = self._entries.get(key) or self._enter(key)
         if entry is None:

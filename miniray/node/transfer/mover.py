@@ -3,10 +3,10 @@
 The daemons agree over gRPC on which node copies what from which; the bytes go from mover to mover,
 out of and into shared memory: over a socket of their own or, within a machine, out of the memory
 that one shows the other. So no event loop waits behind a gigabyte, and the kernel can prefer calls
-to it: movers run at a lower priority. Nothing is decided here.
+to it: movers run at a lower priority. Decisions are the daemons'.
 
 `Sends` gives values to the movers of other nodes; `Receives` fetches values from them. Both work in
-threads. Their daemon opens each value that is asked for, and gets a message at the end. The
+threads. Their daemon opens each value that is requested, and gets a message at the end. The
 connections, and the bytes on them, are in ``moving.py``.
 """
 
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What the sending end says first: the value comes, or it is not there.
+#: First byte of the sending end: the value comes, or it is not there.
 COMES, REFUSED = b"\1", b"\0"
-#: What the receiving end says when it has read everything.
+#: Byte of the receiving end when it has read everything.
 READ = b"\1"
 #: Seconds for which a connection waits for the next value.
 IDLE = 30.0
@@ -83,7 +83,7 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def hear_no_more(sock: socket.socket) -> None:
-    """Stop receiving; a plain socket's other end notices when this one is closed.
+    """Stop receiving; a plain socket's other end notices when this end is closed.
 
     Until then this one may read memory, which the other end keeps as it is.
     """
@@ -128,12 +128,12 @@ class Given(NamedTuple):
 
 
 class Sends:
-    """The values that other nodes fetch."""
+    """Sends the values that other nodes fetch."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
         self._numbers = itertools.count(1).__next__
-        #: The daemon's answers to what is asked for: None if it is not there.
+        #: The daemon's answers to requests for values: None if one is not there.
         self._answers: dict[int, queue.SimpleQueue[Given | None]] = {}
 
     def give(self, number: int, given: Given | None) -> None:
@@ -141,7 +141,7 @@ class Sends:
         self._answers.pop(number).put(given)
 
     def serve(self, sock: socket.socket, hello: bytes) -> None:
-        """Serve a connection of another node until it has no more to ask."""
+        """Serve a connection of another node until it has no more requests."""
         while hello and self._serve_one(sock, hello):
             sock.settimeout(IDLE)
             try:
@@ -203,7 +203,7 @@ class Receives:
     def begin(
         self, number: int, fd: int, target: str, hello: bytes, offset: int, size: int
     ) -> None:
-        """Fill memory from an offset to its end; tell the daemon of progress and the end."""
+        """Fill memory from an offset to its end; report progress and the end to the daemon."""
         job = _Job(number, fd, size, Filling(offset), hello)
         with self._lock:
             self._jobs[number] = job
@@ -214,7 +214,7 @@ class Receives:
             self._end(job, str(error))
 
     def stop(self, number: int) -> None:
-        """End a transfer; tell the daemon when its memory is no longer written."""
+        """End a transfer; notify the daemon when its memory is no longer written."""
         with self._lock:
             job = self._jobs.get(number)
             if job is None:
@@ -224,7 +224,7 @@ class Receives:
                 hear_no_more(job.sock)
 
     def forget(self, number: int) -> None:
-        """Forget a transfer whose end the daemon knows: the daemon names it no more."""
+        """Forget a transfer whose end the daemon has received: the daemon names it no more."""
         with self._lock:
             self._jobs.pop(number, None)
 
@@ -242,7 +242,7 @@ class Receives:
         self._end(job, reason, refused=refused)
 
     def _end(self, job: _Job, reason: str, *, refused: bool = False) -> None:
-        """Tell the daemon that nothing more is written."""
+        """Notify the daemon that the memory is no longer written."""
         job.filling.end()
         os.close(job.fd)
         self._tell("came", job.number, job.filling.offset)
@@ -256,7 +256,7 @@ class Receives:
                 self._receive_over(kept, job, target)
                 return
             except (OSError, CutOffError):
-                # The other end may have hung up while nothing was asked of it.
+                # The other end may have hung up between two requests.
                 if job.filling.offset != begun or job.stopped:
                     raise
         self._receive_over(self._connect(job, target), job, target)
@@ -321,7 +321,7 @@ class Receives:
     def _uses(self, job: _Job, sock: socket.socket) -> None:
         with self._lock:
             if job.stopped:
-                raise CutOffError("nobody waits for it any more")
+                raise CutOffError("the transfer was stopped")
             job.sock = sock
 
     def _uses_no_more(self, job: _Job) -> None:
@@ -353,7 +353,7 @@ class Receives:
 
 # --- the process ------------------------------------------------------------------------------
 class Mover:
-    """Serve a daemon until it is gone."""
+    """Serves a daemon until it is gone."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -362,7 +362,7 @@ class Mover:
         self._door = Door(self._serve)
 
     def run(self) -> None:
-        """Do what the daemon says until it hangs up."""
+        """Carry out the daemon's messages until it hangs up."""
         handlers: dict[str, Callable[..., object]] = {
             "listen": self._listen,
             "opened": self._opened,
@@ -385,9 +385,9 @@ class Mover:
         with contextlib.suppress(OSError):  # the daemon is gone, which ends this process
             self._control.send(marshal.dumps(message))
 
-    # --- what the daemon wants ----------------------------------------------------
+    # --- requests of the daemon ---------------------------------------------------
     def _opened(self, fds: list[int], number: int, offset: int, size: int, job: int) -> None:
-        """Give a value to the node that asks for it; what a job still receives, as it comes."""
+        """Give a value to the node that requests it; what a job still receives, as it comes."""
         filling = self._fetches.filling(job)
         if fds and (filling is not None or not job):
             self._sends.give(number, Given(fds[0], offset, size, filling))

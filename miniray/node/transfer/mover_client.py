@@ -53,7 +53,7 @@ class Opened(NamedTuple):
     released: Callable[[bool], object]
 
 
-#: Opens a value for a node, which its mover asks for; None if it is not in memory here.
+#: Opens a value for a node, at the request of its mover; None if it is not in memory here.
 Open = Callable[[Key, bytes], Opened | None]
 
 
@@ -81,7 +81,7 @@ class Move:
             self.on_bytes(count)
 
     def end(self, error: MoveError | None) -> None:
-        """Finish: nothing more is written."""
+        """Finish: the memory is no longer written."""
         if error is None:
             self.ended.set_result(None)
         else:
@@ -92,7 +92,7 @@ class Move:
         """Wait until all of it is here.
 
         Raises:
-            MoveError: Only a part came, or nothing more for ``transfer_stall`` seconds.
+            MoveError: Only a part came, or no bytes for ``transfer_stall`` seconds.
         """
         stall = config().transfer_stall
         while not self.ended.done():
@@ -103,7 +103,7 @@ class Move:
         self.ended.result()
 
     async def stop(self) -> None:
-        """End the transfer; returns when nothing more is written, even if it is cancelled."""
+        """End the transfer; return when the memory is no longer written, even if cancelled."""
         if not self.ended.done():
             self.send("stop", self.number)
         await ended(self.ended)
@@ -124,7 +124,7 @@ class _Process:
         self.moves: dict[int, Move] = {}
         #: What it sends, and what to call at the end.
         self.sends: dict[int, Callable[[bool], object]] = {}
-        #: How often it was asked whether it is there, and has not answered; runs meanwhile.
+        #: How many probes it has not answered; runs meanwhile.
         self._asked = 0
         self._patience: asyncio.TimerHandle | None = None
         shown = settings.credentials
@@ -142,7 +142,7 @@ class _Process:
     def ask(self, *message: Any) -> None:
         """Send a message that the mover has to answer; kill it if it stops answering.
 
-        Once it is killed nothing writes to the memory of its transfers; their waiters can go on.
+        After the kill the memory of its transfers is no longer written; their waiters can go on.
         """
         self.send(*message)
         self.look_alive()
@@ -155,7 +155,7 @@ class _Process:
             self._wait()
 
     def _wait(self) -> None:
-        """Wait anew for an answer, if there is one to come."""
+        """Restart the wait for an answer, if one is due."""
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -251,7 +251,7 @@ class MoverClient:
         self._numbers = itertools.count(1).__next__
 
     def table_sizes(self) -> dict[str, int]:
-        """Return the size of each table; all are empty when nothing moves."""
+        """Return the size of each table; all are empty without transfers."""
         process = self._process
         return {
             "moving here": len(process.moves) if process is not None else 0,
@@ -259,7 +259,7 @@ class MoverClient:
         }
 
     def is_busy(self) -> bool:
-        """Return whether large values are on their way to or from this node."""
+        """Return whether large values are in flight to or from this node."""
         process = self._process
         return process is not None and bool(process.moves or process.sends)
 
@@ -295,7 +295,7 @@ class MoverClient:
     ) -> Move:
         """Begin to fill memory with a value that another node has, or is getting.
 
-        What comes can be given to others from here on. Who begins it has to see to its end.
+        What comes can be given to others from here on. The caller has to end the transfer.
 
         Args:
             address: Of the other node's mover.

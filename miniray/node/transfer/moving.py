@@ -1,4 +1,4 @@
-"""Connections between movers: which are accepted, and the bytes of values over them.
+"""Connections between movers: their admission, and the bytes of values over them.
 
 A connection carries one value after another: its key and the offset to begin at go one way, its
 bytes or where they are come back, and one byte more says that all of them were read. ``Door`` lets
@@ -6,11 +6,11 @@ connections in and hands on those that have named a value. ``send`` and ``receiv
 of a value, between a socket and shared memory, in blocking calls.
 
 Through TLS the bytes go. Within a machine the sender shows its memory, and the other end copies it:
-over the socket go a descriptor of that memory and how much of the value is there. Of one that is
-still on its way the other end asks for more when it has copied that, so no thread wakes for what is
-not needed yet. A byte is copied once, by the one process that wants it, which is half the work of
-sending it through the socket. The sender keeps the memory as it is until the other end has said
-that it has read all of it, or has left.
+over the socket go a descriptor of that memory and how much of the value is there. For a value that
+is still in flight the other end requests more when it has copied that, so no thread wakes too
+early. A byte is copied once, by the one process that wants it, which is half the work of
+sending it through the socket. The sender keeps the memory as it is until the other end has
+confirmed that it has read all of it, or has left.
 
 Both ends yield the processor after each piece. The kernel would interrupt them for another process
 at its next tick only, so that a call beside a transfer would at times be late by up to 4 ms.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What the receiving end says first: the key of the value, the offset to begin at, and its node.
+#: First message of the receiving end: the value's key, the offset to begin at, and its node.
 HELLO = struct.Struct("!8sQ8sQ8s")
 #: Seconds after which waiters get what is there, so that they can leave a sender that stalls.
 _LATEST = 1.0
@@ -50,17 +50,17 @@ _LATEST = 1.0
 PIECE = 256 << 10
 #: How much of the value is there.
 _THERE = struct.Struct("!Q")
-#: What the other end says when it has copied that.
+#: The other end's message when it has copied that.
 _MORE = b"\2"
-#: Bytes of what is on its way that are shown to the other end at a time. Less would wake two
-#: threads more often; more would keep a row of nodes from working at once.
+#: Bytes of a value in flight that are shown to the other end at a time. Less would wake two threads
+#: more often; more would keep a row of nodes from working at once.
 _SHOWN_STEP = 4 << 20
 #: Bytes after which a part is reported.
 _PART = 1 << 20
 _F_SETPIPE_SZ = 1031
-#: Bytes that are sent at a time of what is still on its way here.
+#: Bytes that are sent at a time of a value that is still in flight to this node.
 _STEP = 1 << 20
-#: Milliseconds after which a machine that answers nothing is taken for gone.
+#: Milliseconds after which a machine without answers is taken for gone.
 _GONE_AFTER = 20_000
 #: Seconds that a connection has to prove itself and to name a value.
 HELLO_WITHIN = 10.0
@@ -253,13 +253,13 @@ class Filling:
             self._wake()
 
     def end(self) -> None:
-        """Say that nothing more will come."""
+        """Record that no more will come."""
         self._ended = True
         self._wake()
 
     def _wake(self) -> None:
         with self._moved:
-            self._wanted = math.inf  # those who wait on say so again
+            self._wanted = math.inf  # waiters that go on set it again
             self._moved.notify_all()
 
     def beyond(self, offset: int, step: int) -> int:
@@ -270,12 +270,12 @@ class Filling:
             step: Bytes that it is worth to wake for.
 
         Raises:
-            CutOffError: nothing more will come.
+            CutOffError: no more will come.
         """
         woken = True
         with self._moved:
             while not self._ended:
-                # Before the look at the offset, as the thread that fills looks here after it.
+                # Before the offset is read, as the thread that fills reads this after it.
                 self._wanted = min(self._wanted, offset + step)
                 if self.offset >= offset + (step if woken else 1):
                     break
@@ -364,7 +364,7 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 # --- within a machine -------------------------------------------------------------------------
 def show(sock: socket.socket, fd: int, size: int, filling: Filling | None) -> None:
-    """Show memory to the other end; of what is being filled, say how much is there when asked.
+    """Show memory to the other end; of what is being filled, report on request how much is there.
 
     Args:
         sock: The connection.
@@ -459,7 +459,7 @@ class _Copier:
         self._source = source
         self._target = target
         self._out, self._in = os.pipe()
-        with contextlib.suppress(OSError):  # a user may have so many large ones only
+        with contextlib.suppress(OSError):  # the number of large ones per user is limited
             fcntl.fcntl(self._in, _F_SETPIPE_SZ, PIECE)
 
     def __enter__(self) -> _Copier:
@@ -475,7 +475,7 @@ class _Copier:
         if not taken:
             raise CutOffError("the memory is gone")
         left = taken
-        while left:  # the pipe refers to the pages, and nothing is copied until here
+        while left:  # the pipe refers to the pages: this is the only copy
             count = os.splice(self._out, self._target, left, offset_dst=offset)
             offset += count
             left -= count

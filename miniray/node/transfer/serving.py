@@ -2,7 +2,7 @@
 
 The node of a value's owner decides which node copies from which (``directory.py``) and sends those
 that it does not serve itself to one that does. What is still arriving here is passed on as it
-comes. A value that fits into one piece goes with the answer, to everybody at once.
+comes. A value that fits into one piece goes with the answer, to all requesters at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Arriving:
     """A copy that is on its way to this node; what has come can be passed on already."""
 
     def __init__(self) -> None:
-        #: None until it has memory; nothing is asked of its node before.
+        #: None until it has memory; its node gets no request before.
         self.segment: Segment | None = None
         #: Bytes that are here.
         self.offset = 0
@@ -55,7 +55,7 @@ class Arriving:
         return self.segment is not None and self.offset == self.segment.size
 
     def begin(self, job: int = 0) -> None:
-        """Tell waiters that it begins to come, by the mover if there is a job."""
+        """Notify waiters that it begins to come, by the mover if there is a job."""
         self._begun, self.job = True, job
         self._tell()
 
@@ -65,7 +65,7 @@ class Arriving:
         self._tell()
 
     def end(self) -> None:
-        """Tell waiters that it is whole, or that nothing more will come."""
+        """Notify waiters that it is whole, or that no more will come."""
         self._ended = True
         self._tell()
 
@@ -74,7 +74,7 @@ class Arriving:
         moved.set()
 
     async def begun(self) -> Segment | None:
-        """Wait until something comes; returns where it is written.
+        """Wait until something comes; return where it is written.
 
         None if it ended, or has no memory yet: another source serves a node that was sent here
         better.
@@ -91,9 +91,9 @@ class Arriving:
 
 
 class ValueAnswer(NamedTuple):
-    """What another daemon says to a request for a value; bytes of it may come with the answer."""
+    """Another daemon's answer to a request for a value; bytes of it may come along."""
 
-    #: The node to copy it from, as the node of its owner says.
+    #: The node to copy it from, named by the node of its owner.
     ask: bytes = b""
     #: Of the whole value.
     size: int = 0
@@ -103,7 +103,7 @@ class ValueAnswer(NamedTuple):
 
 
 def piece_size() -> int:
-    """Return how many bytes travel at once: a value that is no larger goes with the answer."""
+    """Return how many bytes travel at once: a value up to this size goes with the answer."""
     return min(config().transfer_chunk, IN_FLIGHT)
 
 
@@ -137,7 +137,7 @@ class Serving:
     def __post_init__(
         self, requests: NodeRequests, start_mover: Callable[[], Helper], settings: MoverConfig
     ) -> None:
-        #: What large values go through, in both directions.
+        #: The mover, for large values in both directions.
         self.mover = MoverClient(start_mover, settings, self.open)
         #: The copies that are on their way here.
         self.arriving: dict[Key, Arriving] = {}
@@ -219,14 +219,14 @@ class Serving:
             self._answer_head(wanted, segment, by_mover=wanted.by_mover and arriving.job > 0)
 
     def _answer_head(self, wanted: _Wanted, segment: Segment, *, by_mover: bool) -> None:
-        """Say where the other node's mover gets the value; else it is read in pieces."""
+        """Answer where the other node's mover gets the value; else it is read in pieces."""
         address = self.mover.address() if by_mover and segment.in_memory else ""
         wanted.asked.answer(tuple(_head(segment)._replace(mover=address)))
 
     # --- by mover -----------------------------------------------------------------
 
     def open(self, key: Key, node_id: bytes) -> Opened | None:
-        """Let the mover read a value for another node, or what has come of it.
+        """Let the mover read a value for another node, or the part that has come.
 
         It stays mapped until the mover has done that. None if it is not in memory here.
         """

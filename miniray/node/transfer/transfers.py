@@ -2,12 +2,12 @@
 
 ``Pulls`` has the requesters, and ends a transfer when its last one leaves. A process that maps a
 value never waits for a turn. Arguments of calls that have not begun are fetched into memory that is
-free; of what ``wait`` waits for, only so much is on its way at a time.
+free; values for ``wait`` have a limit of bytes in flight.
 
-``Transfers`` brings them. It asks the node of the owner, which gives the value, or names another
-node that has it or is getting it (``directory.py``). A small value comes with the answer, and from
-the node that wrote it as long as that one lives. A large one comes by the movers of the two nodes;
-without them, and from where they have failed, it is read in pieces.
+``Transfers`` brings them. It sends a request to the node of the owner, which gives the value, or
+names another node that has it or is getting it (``directory.py``). A small value comes with the
+answer, and from the node that wrote it as long as that one lives. A large one comes by the movers
+of the two nodes; without them, and from where they have failed, it is read in pieces.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 _RESUMES = 5
 #: Seconds for which a mover that was out of reach is not tried again.
 _WITHOUT_MOVER = 60.0
-#: Pieces of one value that are asked for ahead of what has come.
+#: Pieces of one value that are requested ahead of what has come.
 _AHEAD = 2
-#: Part of the store that what `wait` wants may take while it is on its way.
+#: Part of the store that values for `wait` may take while in flight.
 _SHARE = 4
 #: A process, and the number of its request.
 _Name = tuple[bytes, int]
@@ -69,13 +69,13 @@ class Transfers:
     relay: RelayHub
     requests: NodeRequests
     directory: Directory
-    #: Passes on what is on its way here.
+    #: Passes on values that are in flight to this node.
     serving: dataclasses.InitVar[Serving]
 
     def __post_init__(self, serving: Serving) -> None:
         self.store = serving.copies.store
         self.mover = serving.mover
-        #: What is on its way.
+        #: The values in flight.
         self.arriving = serving.arriving
         #: Addresses of movers that were out of reach a moment ago.
         self.unreached: set[str] = set()
@@ -83,7 +83,7 @@ class Transfers:
         self.received = 0
 
     def table_sizes(self) -> dict[str, int]:
-        """Return the size of each table; all are empty when nothing moves."""
+        """Return the size of each table; all are empty without transfers."""
         return {"arriving": len(self.arriving), "requests": len(self.requests)}
 
     async def copy(self, key: Key, size: int) -> Segment:
@@ -97,7 +97,7 @@ class Transfers:
             await given_up.reached(sys.maxsize)
         arriving = self.arriving[key] = Arriving()
         try:
-            # Before the source is asked: a transfer without memory must not take a turn there.
+            # Before the request: a transfer without memory must not take a turn at the source.
             space = await self.spilling.reserve(size)
             segment = self.store.create(size, 0, writer_of(key), self.node_id, space)
             arriving.segment = segment
@@ -117,10 +117,10 @@ class Transfers:
         return segment
 
     def copied(self, key: Key, size: int) -> None:
-        """Tell the node of a value's owner that there is a whole copy of it here.
+        """Notify the node of a value's owner that there is a whole copy of it here.
 
-        It frees the copy with the value. Where a small value was written by its owner's node, that
-        one knows already who may have it, and is the only one to name.
+        It frees the copy with the value. If a small value was written by its owner's node, that
+        node has already recorded this one, and is the only source.
         """
         home = home_of(key)
         if home == self.node_id:
@@ -135,7 +135,7 @@ class _Copying:
 
     of: Transfers
     key: Key
-    #: What is filled.
+    #: The segment that is filled.
     segment: Segment
     arriving: Arriving
 
@@ -176,15 +176,15 @@ class _Copying:
 
     @property
     def _small(self) -> int:
-        """Its bytes, if they come with the answer; else 0."""
+        """The value's bytes, if they come with the answer; else 0."""
         return self.segment.size if self.segment.size <= piece_size() else 0
 
     async def _ask(self, tried: Sequence[bytes]) -> tuple[ValueAnswer, bytes]:
-        """Ask the node of the value's owner for it, or for a node to copy it from."""
+        """Request the value, or a node to copy it from, from the node of its owner."""
         origin, _, home = self.key
         of, small = self.of, self._small > 0
         if small and origin not in tried and of.relay.knows(origin):
-            return ValueAnswer(ask=origin), b""  # it gives a small value to everybody at once
+            return ValueAnswer(ask=origin), b""  # it gives a small value to all requesters at once
         if home != of.node_id:
             return await self._fetch(home, tried)
         try:
@@ -195,7 +195,7 @@ class _Copying:
     async def _fetch(
         self, node_id: bytes, tried: Sequence[bytes] = (), limit: float | None = None
     ) -> tuple[ValueAnswer, bytes]:
-        """Ask a node for the value, which it has, or of whose owner it is the node."""
+        """Request the value from a node that has it, or from the node of its owner."""
         of, size = self.of, self._small
         arguments = (*self.key, tuple(tried), of.relay.can_dial(node_id), size)
         asked = of.requests.ask(node_id, "fetch", *arguments, size=size, limit=limit)
@@ -205,7 +205,7 @@ class _Copying:
     async def _take(
         self, source: bytes, answer: ValueAnswer, beginning: bytes, limit: float | None
     ) -> None:
-        """Take the value from a node that gives it, from where it is here on."""
+        """Take the rest of the value from a node that gives it."""
         size, arriving = self.segment.size, self.arriving
         if answer.size != size:
             raise BrokenTransferError(f"it has {answer.size} bytes there, and not {size}")
@@ -247,7 +247,7 @@ class _Copying:
             await asyncio.gather(*reads, return_exceptions=True)
 
     async def _take_from_mover(self, address: str) -> None:
-        """Let the movers of the two nodes carry it, as far as they do."""
+        """Let the movers of the two nodes carry it, until the end or their failure."""
         of, segment, arriving = self.of, self.segment, self.arriving
         before = arriving.offset
         hello = HELLO.pack(*self.key, before, of.node_id)
@@ -315,7 +315,7 @@ class Pulls:
         self._moving = self._ahead = 0
         #: By process and number of its request.
         self._waiters: dict[_Name, Waiter] = {}
-        #: Those of `wait` that wait for their turn, first in, first out.
+        #: Requests of `wait` that wait for their turn, first in, first out.
         self._queue: dict[_Name, Waiter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -324,7 +324,7 @@ class Pulls:
 
     @property
     def waiting(self) -> int:
-        """How many requests there are."""
+        """The number of requests."""
         return len(self._waiters)
 
     # --- requesters ---------------------------------------------------------------
@@ -369,7 +369,7 @@ class Pulls:
         return waiter
 
     def _begin_next(self) -> None:
-        """Begin what `wait` wants, as far as not too much is on its way; one value at least is."""
+        """Begin fetches for `wait` up to the limit of bytes in flight; at least one."""
         while self._queue:
             name, waiter = next(iter(self._queue.items()))
             number = self.copies.find(waiter.key)
@@ -398,15 +398,15 @@ class Pulls:
 
     # --- requests that end --------------------------------------------------------
     def withdraw(self, process_id: bytes, request: int) -> None:
-        """Forget a request: the process has the value, or does not want it any more."""
+        """Forget a request: the process has the value, or no longer wants it."""
         waiter = self._waiters.get((process_id, request))
         if waiter is not None:
-            self._lose(waiter, "nobody waits for it any more")
+            self._lose(waiter, "the request was withdrawn")
 
     def process_died(self, process_id: bytes) -> None:
         """Forget the requests of a process that is gone."""
         for waiter in [each for each in self._waiters.values() if each.name[0] == process_id]:
-            self._lose(waiter, "the process that asked for it has ended")
+            self._lose(waiter, "the process that requested it has ended")
 
     def lose(self, key: Key, reason: str) -> None:
         """Fail all requests for a value with a reason."""

@@ -1,7 +1,7 @@
 """The life of a node's workers: the template that forks one, idle times, and the end.
 
 ``Templates`` chooses what a worker is forked from, ``IdleWorkers`` keeps those that may serve the
-next lease of their kind, and ``WorkerEnds`` asks a worker to exit, then kills it, then gives it up.
+next lease of their kind, and ``WorkerEnds`` requests an exit, then kills, then gives up a worker.
 The pool (``workers.py``) decides, and cleans up.
 """
 
@@ -102,7 +102,7 @@ class Templates:
 
 # --- idle workers --------------------------------------------------------------------------
 def surplus(workers: Iterable[Worker], soft_limit: int) -> int:
-    """Return how many workers a node has above its soft limit, without those asked to end."""
+    """Return how many workers a node has above its soft limit, without those that are ending."""
     return sum(worker.exiting is None for worker in workers) - soft_limit
 
 
@@ -175,7 +175,7 @@ class WorkerEnds:
     """Ends the workers of a node.
 
     A process that exits by itself (``os._exit``), or that a user kills, may hang in a driver with
-    its sockets open. The kernel reports that to no process, so each worker is looked at once in
+    its sockets open. The kernel reports that to no process, so each worker is checked once in
     ``quarantine_after`` seconds, which takes some 20 microseconds. ``give_up`` gets once each
     worker that was killed, or has ended, and is not gone with all its children within that time.
     """
@@ -208,7 +208,7 @@ class WorkerEnds:
         """Have a worker exit as planned; kill it if it takes too long."""
         if worker.exiting is None:
             worker.exiting = "planned"
-        if not worker.ready:  # it cannot be asked yet, and has nothing that others may need
+        if not worker.ready:  # it has no connection yet, and no objects that others may need
             self.kill(worker)
             return
         self._ask(worker)
@@ -216,7 +216,7 @@ class WorkerEnds:
             self.kill_later(worker)
 
     async def vacate(self, worker: Worker) -> None:
-        """Wait until a worker that was asked to end needs its devices no more.
+        """Wait until a worker whose end was requested has let go of its devices.
 
         Raises DeviceKeptError if it could not be killed.
         """
@@ -252,7 +252,7 @@ class WorkerEnds:
             self.killed(worker)
 
     def lingers(self, worker: Worker, pids: list[int]) -> None:
-        """Note the children of an ended worker that were killed and are not gone."""
+        """Record the children of an ended worker that were killed and are not gone."""
         worker.left = tuple(pids)
         self.killed(worker)
 

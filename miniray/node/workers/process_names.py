@@ -1,4 +1,4 @@
-"""How reports and errors name processes, and explain their ends."""
+"""Names of processes in reports and errors, and explanations of their ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ProcessNames:
     def ended(
         self, process_id: bytes, work: str, pid: int, code: int | None, why: str = ""
     ) -> None:
-        """Remember what an ended process was, for errors about its objects.
+        """Record the description of an ended process, for errors about its objects.
 
         ``why`` says why this daemon has killed it; empty if it has not.
         """
@@ -87,10 +87,10 @@ class ProcessNames:
 
 
 class MemoryKills:
-    """Tells a process that the kernel killed for lack of memory from others that were killed.
+    """Recognises processes that the kernel killed for lack of memory.
 
-    The kernel does not say which process it killed. It counts these kills for the whole machine, so
-    a process that SIGKILL ended right after the count rose was most likely the one. ``root`` has
+    The kernel does not report which process it killed. It counts these kills for the whole machine,
+    so a process that SIGKILL ended right after the count rose was most likely the one. ``root`` has
     ``/proc`` and ``/sys``.
     """
 
@@ -101,7 +101,7 @@ class MemoryKills:
         self._last: float | None = None
 
     def look(self) -> None:
-        """Read the count; to be called regularly, so that older kills are not taken for new."""
+        """Read the count. Call it regularly, so that older kills are not taken for new."""
         count = self.count()
         if count > self._count:
             self._last = self._clock()
@@ -121,7 +121,7 @@ class MemoryKills:
         )
 
     def count(self) -> int:
-        """Return how many processes of this machine the kernel has killed so."""
+        """Return how many processes of this machine the kernel has killed for lack of memory."""
         try:
             found = _COUNT.search((self._root / "proc/vmstat").read_text())
         except OSError:

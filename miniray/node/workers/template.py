@@ -1,6 +1,6 @@
 """The template process: forks workers in milliseconds, reaps them, and kills their orphans.
 
-It has the worker's code imported and nothing of miniray running: no thread, no socket but the one
+It has the worker's code imported, but no part of miniray running: no thread, no socket but the one
 to its daemon. As the parent of all workers it can kill them without a race, and knows how each one
 ended. It is a subreaper: children of user code fall to it when their worker ends, and are killed
 ("strays"). If the daemon dies, by SIGKILL too, the template ends every worker and removes the files
@@ -41,11 +41,11 @@ from miniray.worker import stdio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Workers and their children carry this variable, by which strays are told apart.
+#: Workers and their children carry this variable, which identifies strays.
 WORKER_VARIABLE = "MINIRAY_WORKER_ID"
 _PR_SET_CHILD_SUBREAPER = 36
 _WORKER_FDS = 3
-#: Seconds until children are looked at again that do not end, or whose worker is unknown.
+#: Seconds until children that do not end, or whose worker is unknown, are examined again.
 _LOOK_AGAIN = 0.2
 #: Exit codes of commands that cannot be run, as shells have them.
 _NOT_FOUND, _NOT_RUN = 127, 126
@@ -58,7 +58,7 @@ _NICER = 2
 #: a fork. Backends of vendors for PyTorch
 #: (https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html), and the thread of
 #: Arrow's jemalloc. Threads of OpenBLAS: each worker would start them anew, and they poll for 0.1 s
-#: then. A worker is told its number later (``limit_threads``).
+#: then. A worker gets its number later (``limit_threads``).
 _FOR_IMPORTS = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -101,7 +101,7 @@ class Template:
         #: Strays: pid → the ended workers whose end is reported after theirs. One that a device
         #: driver holds in the kernel may stay for long.
         self._strays: dict[int, set[int]] = {}
-        #: Workers that were asked to end by a signal to their process group: what they leave may
+        #: Workers whose process group got a signal to end: what they leave may
         #: still end by itself, until the daemon has them killed.
         self._asked: set[int] = set()
         #: Strays that may be a living worker's children, as their environment cannot be read now:
@@ -204,7 +204,7 @@ class Template:
             print(f"a process of the node cannot be started: {error}", file=sys.stderr)  # noqa: T201
         if pid != 0:
             for fd in fds:
-                os.close(fd)  # if none was started, this tells the daemon
+                os.close(fd)  # if none was started, this notifies the daemon
             if pid > 0:
                 self._helpers[pid] = number
             return None
@@ -217,7 +217,7 @@ class Template:
     def _become_worker(self, spec: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
         try:
             self._enter_worker(spec, fds)
-        except BaseException:  # noqa: BLE001 - nothing of the template may run in its child
+        except BaseException:  # noqa: BLE001 - the template's code must not run in its child
             traceback.print_exc()
             os._exit(1)
 
@@ -256,7 +256,7 @@ class Template:
 
     # --- ends ----------------------------------------------------------------------
     def _reap(self) -> None:
-        left = False  # by a template or a stray: what was its is a stray now
+        left = False  # by a template or a stray: its children are strays now
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -281,7 +281,7 @@ class Template:
             self._tell_ends()
 
     def _tell_ends(self) -> None:
-        """Report which ended workers have no strays any more, and the strays of the others."""
+        """Report which ended workers have no strays left, and the strays of the others."""
         left: dict[int, list[int]] = {}
         for stray, workers in self._strays.items():
             for worker in workers:
@@ -307,7 +307,7 @@ class Template:
                 _kill(pid, signal.SIGKILL)
 
     def _note(self, pid: int, living: set[str]) -> None:
-        """Note which ended workers wait for a child: none if it is a living worker's."""
+        """Record which ended workers wait for a child: none if it is a living worker's."""
         session = _session_of(pid)
         known = session in self._workers or session in self._ended
         worker = "" if known else worker_of(pid)
@@ -333,7 +333,7 @@ class Template:
         return set(self._ended)
 
     def _end_everything(self) -> NoReturn:
-        """End all processes that the daemon has started, as it is gone, and this one."""
+        """End all processes that the daemon, which is gone, has started, and this one."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -396,7 +396,7 @@ def _import_beside(modules: list[str]) -> None:
 
 
 def _keep_finalizers_from_workers() -> None:
-    """Have workers not call at their exit what imports have registered with ``weakref.finalize``.
+    """Keep workers from running, at exit, what imports registered with ``weakref.finalize``.
 
     It would undo what the template has made. PyTorch takes each of its operators back, for which
     the kernel copies most of the memory that a worker shares with others.
@@ -440,7 +440,7 @@ def _session_of(pid: int) -> int:
 
 
 def _run_command(command: list[str], folder: str | None) -> NoReturn:
-    """Become the command of a submitted job; tell in its output why it cannot be run."""
+    """Become the command of a submitted job; print to its output why it cannot be run."""
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # Python and this one ignore it
         signal.signal(number, signal.SIG_DFL)
     try:

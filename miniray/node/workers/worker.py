@@ -1,7 +1,7 @@
-"""Workers and leases as their daemon knows them, the spec of a new process, and what workers print.
+"""Workers and leases at their daemon, the spec of a new process, and the output of workers.
 
 A submitted job's command is a worker too: a child of the template with a lease, an environment and
-devices. It speaks to no daemon; the drivers in it do. ``workers.py`` acts on all of them.
+devices. It has no connection to a daemon; the drivers in it do. ``workers.py`` acts on all of them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class OutputPipe:
             self._settling = self._loop.call_later(_SETTLE_AFTER, self._settle)
 
     def _settle(self) -> None:
-        """Show the last state of a progress bar although no output follows it."""
+        """Show the last state of a progress bar even if no output follows."""
         self._settling = None
         if not self._closed:
             self._pass_on(self._splitter.settle())
@@ -176,7 +176,7 @@ def command_variables(
 
 
 class CommandOutput:
-    """What one command prints, both streams in one, on its way to the head, which keeps it.
+    """The output of one command, both streams in one, on its way to the head, which keeps it.
 
     One piece is in flight at a time. A head that starts again is sent the piece again, with the
     same offset, so that each byte is kept once.
@@ -197,7 +197,7 @@ class CommandOutput:
         self._sending = asyncio.get_running_loop().create_task(self._send_all())
 
     async def finish(self) -> None:
-        """Wait until the head has all that a command that is gone has printed."""
+        """Wait until the head has all output of a command that is gone."""
         self._over.set()
         if self._sending is not None:
             await self._sending
@@ -225,7 +225,7 @@ class CommandOutput:
             await asyncio.sleep(_AGAIN_AFTER)
 
     async def _next(self) -> bytes:
-        """Return what the command has printed since; nothing if no more will come."""
+        """Return what the command has printed since; empty at the end."""
         loop = asyncio.get_running_loop()
         while True:
             over = self._over.is_set()
@@ -287,20 +287,20 @@ class Worker:
     calls: Ring | None = None
     #: What the command of a submitted job prints, if it is one.
     command: CommandOutput | None = None
-    #: Why this daemon has killed it, for the errors of those who lose its objects.
+    #: Why this daemon has killed it, for errors about its lost objects.
     why_killed: str = ""
     #: Its planned exit has begun, and may wait for what others need of it.
     finishing: bool = False
     #: Kills it if it does not exit in time, and gives it up if it is not gone then.
     kill_timer: asyncio.TimerHandle | None = None
     give_up_timer: asyncio.TimerHandle | None = None
-    #: It had ended, or was about to, before it was asked to.
+    #: It had ended, or was about to, before its end was requested.
     ended_unasked: bool = False
     #: It has ended: its children that were killed and are not gone.
     left: tuple[int, ...] = ()
     #: It, or one of these, could not be killed: its lease is over, its devices stay taken.
     quarantine: head_pb2.Quarantine | None = None
-    #: It needs nothing of its lease any more, as it only waits for others before it exits.
+    #: It no longer needs its lease, as it only waits for others before it exits.
     has_let_go: bool = False
     #: Set then, and when the process and its children are gone, or it was put into quarantine.
     vacated: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -323,7 +323,7 @@ class Worker:
 
     @property
     def asked_to_end(self) -> bool:
-        """Whether it was asked to end, by the head, this daemon or user code."""
+        """Whether its end was requested, by the head, this daemon or user code."""
         ends = self.exiting is not None or (self.lease is not None and self.lease.ending)
         return ends and not self.ended_unasked
 
@@ -331,7 +331,7 @@ class Worker:
     def name(self) -> str:
         """Return its actor's class, or the task that it runs or ran last; empty if there is none.
 
-        A lease is named after the task that it was asked for, and serves others of the same shape.
+        A lease is named after the task that requested it, and serves others of the same shape.
         """
         _, name = max((output.named() for output in self.outputs), default=(0, ""))
         return name or (self.lease.name if self.lease is not None else "")

@@ -2,9 +2,10 @@
 
 A lease holds resources and, while it lives, one worker. Its end is reported to the head only when
 its devices are really free: when the process is gone or, for CPU work, idle again. If a process
-cannot be killed, the lease ends too, after the head was told which devices are out of service until
-that process is gone. Two ends come earlier: a worker that only waits for others before it exits has
-let its devices go, and the workers of a larger template that was killed count as gone with it.
+cannot be killed, the lease ends too, after a report to the head of the devices that are out of
+service until that process is gone. Two ends come earlier: a worker that only waits for others
+before it exits has let its devices go, and the workers of a larger template that was killed count
+as gone with it.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class WorkerPool:
 
     # --- leases ------------------------------------------------------------------
     def start(self, lease: NodeLease) -> None:
-        """Give a lease a worker; report a failure, so that its owner does not wait."""
+        """Give a lease a worker; report a failure, so that its owner stops waiting."""
         try:
             self._start(lease)
         except Exception as error:
@@ -343,7 +344,7 @@ class WorkerPool:
         self._report_quarantines()
 
     def _lingers(self, pid: int, left: list[int]) -> None:
-        """Note that a worker was reaped, and that children of it were killed and are not gone."""
+        """Record that a worker was reaped, but that some of its killed children are not gone."""
         worker = self._by_pid.get(pid)
         if worker is None:
             return
@@ -352,7 +353,7 @@ class WorkerPool:
             self._put_into_quarantine(worker, quarantine_of(worker, worker.quarantine.since))
 
     def _give_up(self, worker: Worker) -> None:
-        """End a worker that was killed and is not gone: only its devices stay taken."""
+        """Give up a worker that was killed and is not gone: only its devices stay taken."""
         self._put_into_quarantine(worker, quarantine_of(worker))
         worker.vacated.set()
         self._end_of(worker, None)
@@ -383,7 +384,7 @@ class WorkerPool:
         """End the lease of a worker that is gone, or given up (``code`` is None then)."""
         self._clients.ended(worker.process_id)
         if worker.quarantine is not None:
-            # Its sockets may be open for as long as it runs, so that they tell its peers nothing.
+            # Its sockets may be open for as long as it runs, so its peers do not see its end.
             for process_id in list(self._clients.clients):
                 self._clients.push(process_id, "process_died", (worker.process_id,))
         for output in worker.outputs:
