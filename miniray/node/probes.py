@@ -192,7 +192,7 @@ class Probes:
     async def _logs(self, seconds: float, query: dict[str, Any], ends: Any) -> dict[str, Any]:
         """Read log files, for the fields of a ``LogQuery``.
 
-        ``ends``: by node, what was read already; None: nothing.
+        ``ends``: by node, what was read already; None at the first read.
         """
         from miniray.logs.log_files import LogQuery, read_on, search
 

@@ -33,7 +33,7 @@ def keep_freed_buffers() -> None:
     """Reuse freed buffers of megabytes, instead of giving each one back to the kernel.
 
     Objects pass through a daemon in such buffers; taking fresh pages for each costs a quarter of
-    the speed of a transfer. Does nothing where the C library is not glibc.
+    the speed of a transfer. Has an effect with glibc only.
     """
     _set(_M_MMAP_THRESHOLD, 8 * _MIB)
     _set(_M_TRIM_THRESHOLD, 32 * _MIB)

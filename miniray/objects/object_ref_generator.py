@@ -54,7 +54,7 @@ class StreamState:
     limit: int
 
     def __post_init__(self) -> None:
-        #: Ids of the first items, by which a run for those that were lost knows which they are.
+        #: Ids of the first items, which a run for lost ones makes again.
         self.ids: list[bytes] = []
         #: The Origin they are made again from; None if they cannot be, or need not be kept.
         self.origin: Any = None
@@ -116,7 +116,7 @@ class StreamState:
 
     # --- the consumer's side -----------------------------------------------------------
     def take(self) -> ObjectRef[Any] | None:
-        """Take the next item; None if there is none yet or none any more (see ``finished``)."""
+        """Take the next item; None if it has not come yet, or at the end (see ``finished``)."""
         with self._lock:
             if not self._items:
                 return None
@@ -281,11 +281,11 @@ class ObjectRefGenerator(Generic[T], metaclass=abc.ABCMeta):
         return self._state.finished
 
     def _next_ref(self) -> ObjectRef[bool]:
-        """A ref that is ready when the next item, or the end, is there: for ``wait``."""
+        """Return a ref that is ready when the next item, or the end, is there: for ``wait``."""
         return self._state.next_ref()
 
     def call_ref(self) -> ObjectRef[Any]:
-        """A ref that names the call, and is not counted: for ``cancel``."""
+        """Return an uncounted ref that names the call: for ``cancel``."""
         return ObjectRef(self._state.id, b"")
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ class Connection:
     """One authenticated, non-blocking stream of frames.
 
     ``send`` may be called from any thread and never blocks: it writes to the
-    socket at once if nothing is queued, and what the socket does not take waits
+    socket at once if its queue is empty, and what the socket does not take waits
     in memory for the loop. ``on_message`` and ``on_close`` run in the loop's
     thread; ``on_close`` runs exactly once.
     """
@@ -136,7 +136,7 @@ class Connection:
         self._batch: list[bytes] = []
         self._posted = 0.0
         self._closed = False
-        self._ready = False  # nothing but the challenge is written before it is passed
+        self._ready = False  # only the challenge is written before it is passed
         self._passed = threading.Event()  # `_ready`, or closed
         self._challenge: ServerChallenge | ClientChallenge | None
         self._cancel_deadline: Callable[[], None] | None = None
@@ -309,7 +309,7 @@ class Connection:
         except OSError:
             size = 0
         if not size:
-            # The other end may only have said that nothing more comes, and still read.
+            # The other end may only have closed its sending side, and still read.
             if self._ready:
                 self.flush_posted()
                 self._on_writable()

@@ -81,7 +81,7 @@ class RelaySender:
         self._taken = 0
         #: The receiver is gone.
         self._gone = False
-        #: Called once nothing waits.
+        #: Called once the queue is empty.
         self._on_written: Callable[[], object] | None = None
 
     def send(self, message: tuple[Any, ...]) -> bool:
@@ -164,7 +164,7 @@ class RelaySender:
         return self._waiting
 
     def when_drained(self, callback: Callable[[], object]) -> None:
-        """Call back once, when nothing waits or it is gone; the latest callback counts."""
+        """Call back once, when the queue is empty or it is gone; the latest callback counts."""
         with self._lock:
             if self._pending and not self._gone:
                 self._on_written = callback
@@ -405,7 +405,7 @@ class PeerTable:
             self._lose(peer)
 
     def _on(self, node_id: bytes) -> list[Peer]:
-        with self._lock:  # of one that another thread connects to, the daemon knows already
+        with self._lock:  # the daemon already has the end of one that another thread connects to
             return [peer for peer in self._peers.values() if peer.node_id == node_id]
 
     def process_died(self, process_id: bytes, what: str = "") -> None:
@@ -432,7 +432,7 @@ class PeerTable:
     def hang_up(self) -> None:
         """End all connections without losing what the other ends have sent.
 
-        Their ends read that nothing more comes, and what they send is handled until they hang up
+        The other ends read end of file, and what they send is handled until they hang up
         too, or end. A connection that is made meanwhile, as to an actor that has just started, is
         not waited for: its other end has nothing to send to this process, and would keep it open.
         """

@@ -63,8 +63,8 @@ class Pace:
     In a series of single calls each side waits for the other for less time than it takes to wake
     a thread (about 30 microseconds, as much as its part of the call). Such waits do not sleep,
     which doubles the calls per second. The processor is offered to others each time round, and a
-    wait that turns out long, because there is nothing to do or because others need the processor,
-    makes the next one sleep at once: so a thread with nothing to do is never awake for longer
+    wait that turns out long, because there is no work or because others need the processor,
+    makes the next one sleep at once: so a thread without work is never awake for longer
     than ``awake``.
     """
 

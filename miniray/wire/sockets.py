@@ -194,7 +194,7 @@ class SendQueue:
                 items.popleft()
 
     def rest_of_begun(self) -> bytes:
-        """Return the rest of a frame whose beginning was sent; nothing if there is none."""
+        """Return the rest of a frame whose beginning was sent; empty if there is none."""
         begun = bool(self._items) and isinstance(self._items[0], memoryview)
         return bytes(self._items[0]) if begun else b""
 
@@ -212,7 +212,7 @@ class LastWords:
     Args:
         sock: The socket, which is this object's from now on.
         poller: The loop that serves it.
-        data: What to write, when the other end reads again; nothing if it never does.
+        data: What to write once the other end reads again; dropped if it never does.
     """
 
     def __init__(self, sock: socket.socket, poller: Poller, data: bytes) -> None:

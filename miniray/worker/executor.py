@@ -389,7 +389,7 @@ class Executor:
         if is_task:
             execution.function = function
         interruption.allowed = True
-        if execution.cancelled:  # before it was known to run
+        if execution.cancelled:  # before it began
             raise TaskCancelledError(work.name)
         args, kwargs = load_arguments(self._runtime, work)
         if not is_task:
@@ -427,7 +427,7 @@ class Executor:
         part, _ = self._runtime.link.node_request("get_code", (name,))
         if part is None:
             raise RuntimeError(
-                f"the code of key {name[:16].hex()} is not known to the cluster any more: its job "
+                f"the code of key {name[:16].hex()} is no longer known to the cluster: its job "
                 f"is over"
             )
         return part  # type: ignore[no-any-return]

@@ -130,7 +130,7 @@ class WorkerProcess:
             self.executor.begin_lease(self.lease.number, self.lease.max_calls)
 
     def _on_exit(self) -> None:
-        """End: the daemon does not need this process any more."""
+        """Exit as planned: the daemon no longer needs this process."""
         self._ending = True
         self.executor.stop()
 

@@ -214,7 +214,7 @@ def _flush(stream: TextIO) -> None:
     try:
         stream.flush()
     except Exception:  # noqa: BLE001 - a stream of user code's
-        # It is None or closed, fails by itself, or has no reader any more.
+        # It is None or closed, fails by itself, or has lost its reader.
         # A message about it would have no reader either.
         return
 

@@ -184,7 +184,7 @@ class GrantTable:
         self.release(number)
 
     def release(self, number: int) -> None:
-        """Free what a lease held; unknown numbers change nothing."""
+        """Free what a lease held; unknown numbers have no effect."""
         self._requests.pop(number, None)
         self.apply(self.scheduler.release(number, self.timers.time()))
         for hook in self.on_released:

@@ -151,7 +151,7 @@ class JobDirectory:
         self._holders.setdefault(job_id, set()).add(holder)
 
     def release(self, holder: bytes) -> None:
-        """Undo ``hold``; an unknown holder changes nothing."""
+        """Undo ``hold``; an unknown holder has no effect."""
         job_id = self._held.pop(holder, None)
         if job_id is None:
             return

@@ -218,7 +218,7 @@ class PlacementGroups:
             self.clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
 
     def remove(self, id: bytes) -> None:
-        """Remove a group with what runs in it; a group not known yet is never made."""
+        """Remove a group with what runs in it; a group whose creation comes later is never made."""
         group = self._groups.pop(id, None)
         if group is None:
             self.forbid(id)

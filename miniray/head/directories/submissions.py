@@ -122,7 +122,7 @@ class SubmittedJobs:
             self._audit(waiter[0], "submits", job)
             self._jobs.hold(_holder(job), job.id)
             self._keeper.submitted_job(job)
-            # Granted only then: what starts is known to the next head.
+            # Granted only then: the next head has a record of what starts.
             self._keeper.when_written(lambda: self._submit(job, demand))
             self._forget_old()
         self._keeper.when_written(lambda: self._clients.answer(*waiter, job.name))

@@ -77,7 +77,7 @@ class SubmittedJob:
         return self.state not in (PENDING, RUNNING)
 
     def waits_as(self, lease: int) -> None:
-        """Record the number of its request; 0: it has no lease any more, and has to request one."""
+        """Record the number of its request; 0: it has lost its lease, and has to request one."""
         self.state, self.node, self.lease = PENDING, "", lease
 
     def command_ended(self, code: int | None) -> None:

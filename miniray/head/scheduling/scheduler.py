@@ -90,7 +90,7 @@ class ClusterScheduler:
         return table.settle(out, now)
 
     def remove_node(self, node_id: str, now: float) -> Decisions:
-        """Remove a node with its leases and bundles; unknown ids change nothing."""
+        """Remove a node with its leases and bundles; unknown ids have no effect."""
         table = self._table
         out = Decisions()
         lost = table.groups.lose_node(node_id, table.next_arrival, now)
@@ -130,7 +130,7 @@ class ClusterScheduler:
     ) -> Decisions:
         """Take a device out of service, or back into it; what is held there stays held.
 
-        Unknown devices change nothing; KeyError if there is no such node.
+        Unknown devices have no effect; KeyError if there is no such node.
         """
         table = self._table
         out = Decisions()
@@ -175,7 +175,7 @@ class ClusterScheduler:
         return out
 
     def cancel(self, lease_id: int, now: float) -> Decisions:
-        """Withdraw a waiting request; ids that do not wait change nothing."""
+        """Withdraw a waiting request; ids that do not wait have no effect."""
         table = self._table
         if lease_id in table.queue_of:
             table.head_changed(table.dequeue(lease_id))
@@ -244,7 +244,7 @@ class ClusterScheduler:
         """Remove a group: requests for it fail; the caller ends its leases.
 
         A bundle's resources return to its node when its last lease is released. Unknown ids
-        change nothing.
+        have no effect.
         """
         table = self._table
         out = Decisions()

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which received messages are acknowledged if nothing else goes to that node, and
-#: they are few; their sender keeps them until then.
+#: Seconds after which received messages are acknowledged if no other message goes to that node,
+#: and they are few; their sender keeps them until then.
 _ACKNOWLEDGE_AFTER = 0.5
 #: Seconds until a broken stream is opened again, at first and at most.
 _REOPEN_AFTER, _REOPEN_AT_MOST = 0.05, 1.0

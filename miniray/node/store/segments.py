@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PAGE = 4096
 
 #: The name of a value in shared memory: the node on which it was written, its segment there, and
-#: the node of its owner, whose daemon knows where it is.
+#: the node of its owner, whose daemon has its location.
 Key = tuple[bytes, int, bytes]
 
 
@@ -73,7 +73,7 @@ class Segment:
     #: Whether its writer is done.
     sealed: bool = False
     freed: bool = False
-    #: Where user code put it, or what made it, for reports; empty if that is not known.
+    #: Where user code put it, or what made it, for reports; empty if unknown.
     made: str = ""
     #: How often each process has it mapped.
     mappers: dict[bytes, int] = dataclasses.field(default_factory=dict)

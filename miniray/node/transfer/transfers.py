@@ -342,7 +342,7 @@ class Pulls:
         return waiter.segment
 
     def prefetch(self, process_id: bytes, request: int, key: Key, size: int) -> None:
-        """Fetch an argument of a call that has arrived, if that moves nothing to disk.
+        """Fetch an argument of a call that has arrived, if the other values can stay in memory.
 
         Else it is fetched when the call reads it.
         """

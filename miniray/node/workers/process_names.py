@@ -27,7 +27,7 @@ _COUNT = re.compile(r"^oom_kill (?P<count>\d+)$", re.MULTILINE)
 
 
 class ProcessNames:
-    """The processes that this daemon knows, by id."""
+    """The processes of this daemon, by id, ended ones too."""
 
     def __init__(self, node_id: bytes, clients: ClientServer, pool: WorkerPool) -> None:
         self._node_id = node_id
