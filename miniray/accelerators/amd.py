@@ -135,17 +135,17 @@ def _use(host: Host, minor: int) -> Use:
         ("power_watts", 1e-6): [f"{each}/power1_{of}" for each in sensors for of in _POWER],
         ("temperature_celsius", 1e-3): [f"{each}/temp1_input" for each in sensors],
     }.items():
-        told = next(filter(None, (_told(host, file) for file in files)), "")
-        use |= numbers([(name, "", unit)], [told])
+        text = next(filter(None, (_content(host, file) for file in files)), "")
+        use |= numbers([(name, "", unit)], [text])
     for file in host.names(f"{folder}/ras"):
         if file.endswith("_err_count"):  # lines such as "ue: 0" and "ce: 3"
-            for kind, count in _ERRORS.findall(_told(host, f"{folder}/ras/{file}")):
+            for kind, count in _ERRORS.findall(_content(host, f"{folder}/ras/{file}")):
                 key = ("errors_total", {"ue": "uncorrected", "ce": "corrected"}[kind])
                 use[key] = use.get(key, 0.0) + int(count)
     return use
 
 
-def _told(host: Host, file: str) -> str:
+def _content(host: Host, file: str) -> str:
     """Return what stands in a file of the driver; empty if this device has no such file."""
     try:
         return host.read(file)

@@ -91,7 +91,7 @@ class GoogleTPU(Family):
         return variables
 
     def check_amount(self, amount: float) -> None:
-        """Refuse what is no grid of chips: libtpu serves 1, 2, 4 or 8 of a host."""
+        """Refuse what is not a grid of chips: libtpu serves 1, 2, 4 or 8 of a host."""
         if amount not in CHIP_COUNTS:
             raise AcceleratorRequestError(
                 f"TPU chips are used in groups of {', '.join(map(str, CHIP_COUNTS))}: "

@@ -63,7 +63,7 @@ class WaitingNews:
         self._link = link
         self._tell: Callable[[str], None] = lambda text: tell(printable(text))
         #: When each waiting demand was shown last, by the head's clock.
-        self._told: dict[tuple[str, int], float] = {}
+        self._warned: dict[tuple[str, int], float] = {}
         self._delay = 0.0
         self._cancel: Callable[[], object] = lambda: None
 
@@ -74,8 +74,8 @@ class WaitingNews:
     def _tell_new(self, _error: Any, waiting: list[dict[str, Any]] | None, _fd: int) -> None:
         named = _named(waiting or ())
         # A demand waits again if its oldest request is younger than the last warning.
-        new = [each for key, each in named.items() if each["since"] >= self._told.get(key, 0.0)]
-        self._told = {key: each["since"] + each["seconds"] for key, each in named.items()}
+        new = [each for key, each in named.items() if each["since"] >= self._warned.get(key, 0.0)]
+        self._warned = {key: each["since"] + each["seconds"] for key, each in named.items()}
         if not new:
             return
         self._tell_all(new, still=False)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from miniray.wire.node_link import NodeLink
 
 #: Seconds that the head may take to say why; a shorter timeout is not made longer by it.
-TO_HEAR_WHY = 0.5
+WHY_TIMEOUT = 0.5
 #: Placement groups that a process requests before it waits for the head.
 _GROUPS_IN_FLIGHT = 256
 #: Calls of a chain, each the argument of the next, that are looked through.
@@ -146,7 +146,7 @@ class ClusterRequests(RuntimeHead):
         """
         call = self.calls.find(id)
         name = "" if call is None else call.name
-        if timeout is None or timeout < TO_HEAR_WHY:
+        if timeout is None or timeout < WHY_TIMEOUT:
             return name, ""
         return name, self._why_waits(id, call)
 
@@ -167,7 +167,7 @@ class ClusterRequests(RuntimeHead):
         if what is None:
             return ""  # it runs, or another process has its state
         try:
-            reason = self.link.head_request("why_waits", kind, what, timeout=TO_HEAR_WHY)
+            reason = self.link.head_request("why_waits", kind, what, timeout=WHY_TIMEOUT)
         except (TimeoutError, MinirayError):
             return ""  # the head is busy, or gone
         return f" {short_name(name)} waits: {reason}." if reason else ""

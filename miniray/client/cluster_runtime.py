@@ -105,7 +105,7 @@ class ClusterRuntime(Runtime):
         self.peers = PeerTable(link, facts.node_id, on_lost=self._on_peer_lost)
         # A part that needs a later one goes through a method of this class.
         fetches = ValueFetches(link, facts.node_id, self._lost_on_the_way)
-        self.shared_memory = SharedMemory(link, facts.node_id, fetches, self._make_room)
+        self.shared_memory = SharedMemory(link, facts.node_id, fetches, self._free_memory)
         self.free_shared = self.shared_memory.free
         self.table = table = ObjectTable(facts.process_id, facts.node_id, self)
         self.borrowing = Borrowing(table, self.peers, self._make_again)
@@ -248,8 +248,8 @@ class ClusterRuntime(Runtime):
         """Warn the user; a worker's log goes to the driver."""
         self.on_topic["warning"](text)
 
-    def _make_room(self) -> None:
-        self.refs.make_room()
+    def _free_memory(self) -> None:
+        self.refs.release_unused()
 
     def _recover(self, entry: Entry, value: Value) -> str | None:
         return self._recovery.lost(entry, value)

@@ -95,8 +95,8 @@ class RefTracking:
             if held:
                 self._draining.release()
 
-    def make_room(self) -> None:
-        """Let go of all that this process needs no more, values in garbage included."""
+    def release_unused(self) -> None:
+        """Release all objects that this process no longer uses, values in garbage included."""
         gc.collect()
         self.settle()
 

@@ -423,16 +423,18 @@ class _Look:
         borrowers = [who for who, count in dict(entry.borrowers or {}).items() if count > 0]
         call_site = maker.name if maker is not None else describe(made)
         status = _status(value, made, maker)
-        return self._told(entry.id, value, status, call_site, reasons, borrowers)
+        return self._object_row(entry.id, value, status, call_site, reasons, borrowers)
 
     def _arguments_row(self, arguments: _Arguments) -> ObjectRow:
         call = arguments.call
         name = call.name if isinstance(call, Call) else _again(call)
         hold: Hold = {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [name]}
         status = call.status if isinstance(call, Call) else "FINISHED"
-        return self._told(b"", arguments.value, status, f"arguments of {call.name}", [hold], [])
+        return self._object_row(
+            b"", arguments.value, status, f"arguments of {call.name}", [hold], []
+        )
 
-    def _told(
+    def _object_row(
         self,
         id: bytes,
         value: Value | None,

@@ -14,7 +14,7 @@ MARK_START = b"\0miniray:name="
 MARK_END = b"\0"
 #: A line that is longer is passed on in pieces of this many bytes.
 MAX_LINE = 64 * 1024
-#: A mark that does not end within this many bytes is no mark.
+#: A mark that does not end within this many bytes is not a mark.
 _MAX_MARK = 4096
 _CURSOR_UP = b"\x1b[A"
 #: Bars below each other that are followed.

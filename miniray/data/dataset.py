@@ -295,7 +295,7 @@ class Dataset(Rearranging):
             stratify: A column; both parts have the same shares of its values.
 
         Raises:
-            TypeError: The size is no number.
+            TypeError: The size is not a number.
             ValueError: A part would have no rows, or arguments do not go together.
         """
         if not isinstance(test_size, int | float):

@@ -132,7 +132,7 @@ class GroupedData(Aggregating):
             *aggs: Of ``miniray.data.aggregate``.
 
         Raises:
-            TypeError: One is no aggregation.
+            TypeError: One is not an aggregation.
             ValueError: There is none, or two have the same name.
         """
         for agg in aggs:
@@ -211,7 +211,7 @@ class Rearranging(Consumption, Aggregating):
         raise NotImplementedError
 
     def _plans(self, caller: str, others: Sequence[Any]) -> tuple[PlanNode, ...]:
-        """Return the plans of this dataset and of others; TypeError if one is no dataset."""
+        """Return the plans of this dataset and of others; TypeError if one is not a dataset."""
         for each in others:
             if not isinstance(each, Rearranging):
                 raise TypeError(f"{caller}() takes datasets of miniray.data, not {each!r:.60}.")

@@ -262,7 +262,7 @@ class Items(Content):
 
 
 def items_to_table(items: Iterable[Any]) -> Any:
-    """Return items as a table; one that is no dictionary is in the column "item"."""
+    """Return items as a table; one that is not a dictionary is in the column "item"."""
     return rows_to_table([row if isinstance(row, dict) else {"item": row} for row in items])
 
 

@@ -105,7 +105,7 @@ class _Scheduler:
 
 
 def _slurm(environ: Mapping[str, str]) -> HostAllocation | None:
-    """Read what ``srun`` gives the tasks of a step; the batch script itself is no step."""
+    """Read what ``srun`` gives the tasks of a step; the batch script itself is not a step."""
     if "SLURM_JOB_ID" not in environ:
         return None
     size = _number(environ, "SLURM_NNODES", _number(environ, "SLURM_JOB_NUM_NODES", 1))

@@ -393,7 +393,7 @@ class LogThread:
         self._put = 0
         self._printed = 0
         self._left_out = 0
-        self._left_out_told = 0
+        self._left_out_noted = 0
         self._timer: tuple[float, Callable[[], None]] | None = None
         self._printer = LogPrinter(self._call_later)
         self._thread = threading.Thread(target=self._run, name="miniray-output", daemon=True)
@@ -429,9 +429,9 @@ class LogThread:
             if item is None:
                 break
             self._print(item)
-            self._tell_left_out()
+            self._note_left_out()
             self._run_timer()
-        self._tell_left_out()
+        self._note_left_out()
         self._printer.close()
 
     def _print(self, item: LogBatch | str) -> None:
@@ -441,10 +441,10 @@ class LogThread:
             self._printer.print_batch(item)
         self._printed += _cost(item)
 
-    def _tell_left_out(self) -> None:
-        count = self._left_out - self._left_out_told
+    def _note_left_out(self) -> None:
+        count = self._left_out - self._left_out_noted
         if count:
-            self._left_out_told += count
+            self._left_out_noted += count
             self._printer.print_note(
                 f"miniray: {count} lines are left out here, because they came faster than they "
                 f"could be printed. What workers have printed is in {self._logs}."

@@ -318,7 +318,7 @@ def _lock_exclusive(path: Path) -> int:
 async def _wait_for_lock(path: Path) -> int:
     """Wait for a lock in a thread of its own, which a cancelled caller leaves behind.
 
-    The thread is no executor's, so that a process can end while another one builds.
+    The thread is not an executor's, so that a process can end while another one builds.
     """
     loop = asyncio.get_running_loop()
     locked: asyncio.Future[int] = loop.create_future()

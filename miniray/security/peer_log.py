@@ -38,30 +38,30 @@ class PeerLog:
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
         #: When each was logged, the earliest first, and how many came since.
-        self._told: collections.OrderedDict[str, tuple[float, int]] = collections.OrderedDict()
+        self._logged: collections.OrderedDict[str, tuple[float, int]] = collections.OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._logged)
 
     def add(self, host: str, what: str) -> None:
         """Count a connection, and log what it did if this address was not logged lately."""
         now = time.monotonic()
-        if host not in self._told:
-            while len(self._told) >= _ADDRESSES and now - self._earliest() >= _EVERY:
-                self._told.popitem(last=False)
-            if len(self._told) >= _ADDRESSES:
+        if host not in self._logged:
+            while len(self._logged) >= _ADDRESSES and now - self._earliest() >= _EVERY:
+                self._logged.popitem(last=False)
+            if len(self._logged) >= _ADDRESSES:
                 host = _OTHERS
-        told, since = self._told.get(host, (-_EVERY, 0))
-        if now - told < _EVERY:
-            self._told[host] = (told, since + 1)
+        logged, since = self._logged.get(host, (-_EVERY, 0))
+        if now - logged < _EVERY:
+            self._logged[host] = (logged, since + 1)
             return
         more = f" ({since} more connections since the last such line)" if since else ""
         self._tell(f"{host} {what}{more}")
-        self._told[host] = (now, 0)
-        self._told.move_to_end(host)
+        self._logged[host] = (now, 0)
+        self._logged.move_to_end(host)
 
     def _earliest(self) -> float:
-        return next(iter(self._told.values()))[0]
+        return next(iter(self._logged.values()))[0]
 
 
 class Arrivals:

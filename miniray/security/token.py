@@ -33,7 +33,7 @@ _given: str | None = None
 
 
 class TokenError(ValueError):
-    """A text is no join token. The message says what is wrong with it and never shows it."""
+    """A text is not a join token. The message says what is wrong with it and never shows it."""
 
 
 @dataclasses.dataclass

@@ -60,7 +60,7 @@ def as_completed(
         fetch_local: Whether values count only once they are on this node.
 
     Raises:
-        TypeError: ``refs`` holds something else than refs, or ``chunk_size`` is no whole number.
+        TypeError: ``refs`` holds something else than refs, or ``chunk_size`` is not a whole number.
         ValueError: ``chunk_size`` is below 1, or a ref is there twice.
         TaskError: The task of a ref failed; those that were not taken yet are lost to the loop.
     """
@@ -90,7 +90,7 @@ def map_unordered(
         fetch_local: Whether values count only once they are on this node.
 
     Raises:
-        TypeError: ``fn`` is not remote, or a number is no whole number.
+        TypeError: ``fn`` is not remote, or a number is not a whole number.
         ValueError: A number is below 1.
         TaskError: A call failed.
     """

@@ -65,7 +65,7 @@ class Metric:
 
         Raises:
             ValueError: The name is empty.
-            TypeError: ``tag_keys`` is no tuple of strings.
+            TypeError: ``tag_keys`` is not a tuple of strings.
         """
         if not name:
             raise ValueError("Empty name is not allowed. Please provide a metric name.")
@@ -91,7 +91,7 @@ class Metric:
 
         Raises:
             ValueError: A key is not among the metric's.
-            TypeError: A value is no string.
+            TypeError: A value is not a string.
         """
         for key, value in default_tags.items():
             if key not in self._tag_keys:
@@ -142,7 +142,7 @@ class Counter(Metric):
 
         Raises:
             ValueError: The value is not above 0, or a tag is missing.
-            TypeError: The value is no number, or a tag's value no string.
+            TypeError: The value is not a number, or a tag's value not a string.
         """
         if isinstance(value, (int, float)) and value <= 0:
             raise ValueError(f"value must be >0, got {value}")

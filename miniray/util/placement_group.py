@@ -98,7 +98,7 @@ class PlacementGroup:
 
         Raises:
             PlacementGroupRemovedError: The group was removed.
-            TypeError, ValueError: ``timeout_seconds`` is no number, or negative.
+            TypeError, ValueError: ``timeout_seconds`` is not a number, or is negative.
         """
         timeout = timeout_of("wait", timeout_seconds)
         try:

@@ -278,7 +278,7 @@ def run_on_slice(
         A ref for each bundle, in the order of the bundles.
 
     Raises:
-        TypeError: ``fn`` is no remote function.
+        TypeError: ``fn`` is not a remote function.
         ValueError: No slice is named.
         TimeoutError: The slice or its hosts did not come free in time.
     """

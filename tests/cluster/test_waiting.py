@@ -12,7 +12,7 @@ from watched_output import watch
 
 import miniray
 from miniray.client import bootstrap
-from miniray.client.cluster_requests import TO_HEAR_WHY
+from miniray.client.cluster_requests import WHY_TIMEOUT
 from miniray.common.object_ref import short_id
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.state import PendingDemandState, list_actors, list_pending_demands
@@ -233,7 +233,7 @@ def test_what_still_waits_is_said_again_now_and_then(
 def test_a_get_that_runs_out_of_time_says_what_waits_and_why(held: Any, tmp_path: Path) -> None:
     def timed_out(ref: Any) -> str:
         with pytest.raises(miniray.exceptions.GetTimeoutError) as error:
-            miniray.get(ref, timeout=TO_HEAR_WHY)
+            miniray.get(ref, timeout=WHY_TIMEOUT)
         return str(error.value)
 
     def says(ref: Any, told: str) -> None:

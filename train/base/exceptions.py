@@ -129,7 +129,7 @@ class CallbackError(MinirayError):
 
 
 #: An error shows for at most this many ranks what they were doing, or why they failed at one place.
-MOST_TOLD = 16
+MOST_SHOWN = 16
 #: An exception keeps this many causes on its way, itself included.
 MOST_CAUSES = 8
 
@@ -249,18 +249,18 @@ def describe(
     activities: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
     """Return what happened as text; ranks that failed alike share one paragraph."""
-    parts = _told_together(failures)
+    parts = _by_place(failures)
     if returned:
         parts.append(f"The train loop had already returned on: {listed(returned)}.")
     if activities:
         lines = [f"  rank {rank} {doing}" for rank, doing in sorted(activities.items())]
-        if len(lines) > MOST_TOLD:
-            lines[MOST_TOLD:] = [f"  and {len(lines) - MOST_TOLD} other ranks"]
+        if len(lines) > MOST_SHOWN:
+            lines[MOST_SHOWN:] = [f"  and {len(lines) - MOST_SHOWN} other ranks"]
         parts.append("Meanwhile:\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
 
-def _told_together(failures: Mapping[int, WorkerFailure]) -> list[str]:
+def _by_place(failures: Mapping[int, WorkerFailure]) -> list[str]:
     """Return one text for all ranks that failed at the same place, in order of their first."""
     places: dict[str, dict[str, list[int]]] = {}
     for rank, failure in sorted(failures.items()):
@@ -270,10 +270,10 @@ def _told_together(failures: Mapping[int, WorkerFailure]) -> list[str]:
     for reasons in places.values():
         lines = [
             f"[{listed(ranks).capitalize()}] {summary}"
-            for summary, ranks in list(reasons.items())[:MOST_TOLD]
+            for summary, ranks in list(reasons.items())[:MOST_SHOWN]
         ]
-        if len(reasons) > MOST_TOLD:
-            lines.append(f"and {len(reasons) - MOST_TOLD} more of these, at the same place:")
+        if len(reasons) > MOST_SHOWN:
+            lines.append(f"and {len(reasons) - MOST_SHOWN} more of these, at the same place:")
         elif len(reasons) > 1:
             lines.append("All of these at the same place:")
         first = failures[min(rank for ranks in reasons.values() for rank in ranks)]

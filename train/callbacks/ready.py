@@ -163,7 +163,7 @@ class JSONCallback(_FileCallback):
         all_ranks: Write a row for each rank, with a column ``rank``; otherwise for rank 0 only.
 
     Raises:
-        ValueError: The path is no file of this machine.
+        ValueError: The path is not a file of this machine.
     """
 
     _kind = JsonLinesFile
@@ -209,7 +209,7 @@ def step_of(
     """Return the step of a report: its number, or the metric of this key.
 
     Raises:
-        ValueError: There is no such metric, or it is no whole number.
+        ValueError: There is no such metric, or it is not a whole number.
     """
     values = flatten(metrics)
     step = run_context.report_number if step_key is None else values.get(step_key)
@@ -241,7 +241,7 @@ _STATUS = {
 class MLflowCallback(Callback):
     """Makes a run in MLflow and logs the numbers that rank 0 reports.
 
-    Keys of nested dictionaries are joined by ``/``; what is no number is left out. A run that
+    Keys of nested dictionaries are joined by ``/``; what is not a number is left out. A run that
     continues an older one of the same name and storage path goes on in the same MLflow run.
 
     Args:
@@ -333,7 +333,7 @@ def _writer_module() -> str:
 class TensorBoardCallback(Callback):
     """Writes the numbers that rank 0 reports, as scalars over the number of the report.
 
-    Keys of nested dictionaries are joined by ``/``; what is no number is left out. Why workers
+    Keys of nested dictionaries are joined by ``/``; what is not a number is left out. Why workers
     failed is written as text.
 
     Args:

@@ -79,10 +79,10 @@ class Attempt:
         self._began = False
         self._closed = False
         self._board = ReportBoard(self.world_size)
-        self._told_uneven = False
+        self._warned_uneven = False
         #: The timer for the first checkpoint that was not complete at once.
         self._late: asyncio.TimerHandle | None = None
-        self._told_late = False
+        self._warned_late = False
         self._rendezvous = Rendezvous(self.world_size, self.collective_timeout, self.tell)
         #: Ranks that wait for a key which another one sets.
         self._awaiting_keys: set[int] = set()
@@ -116,7 +116,7 @@ class Attempt:
         except ReportMismatchError as error:
             self.fail(rank, WorkerFailure.of(error))
             return
-        if report.upload is not None and not steps and not (self._late or self._told_late):
+        if report.upload is not None and not steps and not (self._late or self._warned_late):
             loop = asyncio.get_running_loop()
             self._late = loop.call_later(NOTE_AFTER, self._tell_late, index, report.upload.name)
         self._check_counts()
@@ -361,7 +361,7 @@ class Attempt:
         absent = self._board.absent(index)
         if not absent or self._closed:
             return
-        self._told_late = True
+        self._warned_late = True
         self.tell(
             f"The checkpoint {name!r} is not complete: for {NOTE_AFTER:g} s it has waited for "
             f"{listed(absent)} to make report number {index}, counted from 0. A checkpoint needs "
@@ -373,8 +373,8 @@ class Attempt:
         """Queue complete steps to be recorded; warn once of ranks that report unevenly."""
         for step in steps:
             self.steps.put_nowait(step)
-        if self._board.uneven is not None and not self._told_uneven:
-            self._told_uneven = True
+        if self._board.uneven is not None and not self._warned_uneven:
+            self._warned_uneven = True
             self.tell(self._board.uneven)
 
     def _check_keys(self) -> None:

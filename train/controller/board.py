@@ -55,7 +55,7 @@ class RunBoard:
         self._infos: Sequence[WorkerInfo] = ()
         self._place: dict[str, Any] = {}
         self._row: dict[str, Any] = {}  # of the cluster's list, as of the last state
-        self._told_at = 0.0
+        self._row_sent = 0.0
         self._due: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -67,11 +67,11 @@ class RunBoard:
         self._place = {name: getattr(context, name) for name in names} | {"pid": os.getpid()}
         loop = asyncio.get_running_loop()
 
-        def told(version: int) -> Callable[[], str]:
-            telling = asyncio.run_coroutine_threadsafe(self._told(version), loop)
-            return lambda: telling.result(MAX_WAIT)
+        def page_of(version: int) -> Callable[[], str]:
+            page = asyncio.run_coroutine_threadsafe(self._page(version), loop)
+            return lambda: page.result(MAX_WAIT)
 
-        self._runtime.answer(question_about(self.spec.run_id), told)
+        self._runtime.answer(question_about(self.spec.run_id), page_of)
         self._runtime.answer(f"metrics of run {self.spec.run_id}", self._metrics)
 
     def close(self) -> None:
@@ -101,21 +101,21 @@ class RunBoard:
             **self._place,
         }
         self._row = row
-        self._tell_head()
+        self._send_row()
 
     def reported(self) -> None:
         """Update the run's row in the cluster's list, at most every ``LIST_INTERVAL``."""
         if self._row and self._due is None:
-            left = self._told_at + LIST_INTERVAL - time.monotonic()
-            self._due = asyncio.get_running_loop().call_later(left, self._tell_due)
+            left = self._row_sent + LIST_INTERVAL - time.monotonic()
+            self._due = asyncio.get_running_loop().call_later(left, self._send_due)
 
-    def _tell_due(self) -> None:
+    def _send_due(self) -> None:
         self._due = None
-        self._tell_head()
+        self._send_row()
 
-    def _tell_head(self) -> None:
+    def _send_row(self) -> None:
         assert self._runtime is not None
-        self._told_at = time.monotonic()
+        self._row_sent = time.monotonic()
         history, attempt = self.recorder.history, self._attempt
         row = self._row | {
             "reports": history.reports,
@@ -135,7 +135,7 @@ class RunBoard:
                 for key in known[:-MAX_RUNS]:
                     self._runtime.head.tell("kv_del", TRAIN_RUNS, key)
 
-    async def _told(self, version: int) -> str:
+    async def _page(self, version: int) -> str:
         """Return the run as JSON; long parts only if the reader has an older version of them."""
         page = {
             **public(self.facts.as_json(self.feed.state, "")),

@@ -119,7 +119,7 @@ class RunRecorder:
         self._log = MetricsLog(self.storage)
         self._book = CheckpointBook(self.config)
         self._tags = (("run", self.storage.name),)
-        self._told_unscored = False
+        self._noted_unscored = False
         self.next_number = 0
         #: Names of checkpoints that earlier attempts and runs have left.
         self._earlier: set[str] = set()
@@ -214,11 +214,11 @@ class RunRecorder:
     def _unscored(self, step: Step) -> list[str]:
         """Return a note on the first checkpoint without a score; nothing on later ones."""
         attribute = self.config.checkpoint_score_attribute
-        if attribute is None or self._told_unscored:
+        if attribute is None or self._noted_unscored:
             return []
         if score(step.metrics, attribute, "max") > -math.inf:
             return []
-        self._told_unscored = True
+        self._noted_unscored = True
         known = ", ".join(flatten(step.metrics)) or "none"
         note = (
             f"Checkpoint {step.uploads[0].name} has no number as metric {attribute!r}, by which "

@@ -84,7 +84,7 @@ class DatasetSource(UnitsSource):
         """Return whether ranks hold all CPUs, so that each prepares its data; say so once."""
         local = not _is_cpu_left()
         if local:
-            _tell_local()
+            _warn_local()
         return local
 
     def tables(self, units: Feed, share: int, *, local: bool) -> Iterator[Any]:
@@ -185,18 +185,18 @@ def _made(dataset: Dataset) -> Read:
     return plan
 
 
-_told = False
+_warned = False
 
 
-def _tell_local() -> None:
+def _warn_local() -> None:
     """Say once that ranks prepare their data themselves."""
-    global _told
-    if not _told:
+    global _warned
+    if not _warned:
         logger.warning(
             "The workers hold all CPUs of the cluster, so that each of them prepares its data "
             "itself. Tasks do that beside them where CPUs are left."
         )
-    _told = True
+    _warned = True
 
 
 def _is_cpu_left() -> bool:

@@ -87,7 +87,7 @@ class ControllerThread:
         self._over = False
         #: Answers for ranks: the setup is None if the run ends without an attempt.
         self._setup: asyncio.Future[SessionSetup | None] = self._machine.create_future()
-        self._told: asyncio.Future[RunOutcome] = self._machine.create_future()
+        self._final: asyncio.Future[RunOutcome] = self._machine.create_future()
         #: How the train loop of each rank ended.
         self._outcomes: list[asyncio.Future[WorkerOutcome]] = [
             self._machine.create_future() for _ in range(size)
@@ -169,7 +169,7 @@ class ControllerThread:
             shown.cancel()
         if not self._setup.done():
             self._setup.set_result(None)
-        self._told.set_result(outcome)
+        self._final.set_result(outcome)
         if self._link is not None:
             # The main thread may wait where no other rank will come to. A rank that receives a
             # failure ends its process, and torchrun ends this one.
@@ -194,7 +194,7 @@ class ControllerThread:
             self._come(rank)
             return await asyncio.shield(self._setup)  # one that goes away leaves the others waiting
         if kind == "outcome":
-            return await asyncio.shield(self._told)
+            return await asyncio.shield(self._final)
         if kind == "end":
             return self._end(rank, *arguments)
         return await getattr(self._controller, kind)(*arguments)
@@ -319,7 +319,7 @@ def run_locally(spec: RunSpec, loop: TrainLoop) -> LocalEnd:
 
 
 class _LocalWorker(TrainWorker):
-    """A rank that is no actor, and keeps what its train loop raised."""
+    """A rank that is not an actor, and keeps what its train loop raised."""
 
     def __init__(self, spec: RunSpec, place: LocalPlace) -> None:
         super().__init__(spec.backend, spec.run_config.logging_config)

@@ -71,7 +71,7 @@ class RunPage:
         self._ended: dict[str, Any] = {}
         self._written: tuple[str, float] | None = None
         #: The newest answer of the controller while the run goes on.
-        self._told: dict[str, Any] = {}
+        self._newest: dict[str, Any] = {}
         self._of_ranks: dict[str, dict[str, Any]] = {}  # by the id of the rank's process
 
     def look(self, cluster: ClusterSource) -> dict[str, Any]:
@@ -97,19 +97,19 @@ class RunPage:
 
     def _of_controller(self, cluster: ClusterSource, row: Mapping[str, Any]) -> str | None:
         """Take the controller's answer; return why there is none, and None if it is gone."""
-        question, known = question_about(self._id), (self._told.get("version", -1),)
+        question, known = question_about(self._id), (self._newest.get("version", -1),)
         ids, nodes = [bytes.fromhex(row["worker_id"])], [bytes.fromhex(row["node_id"])]
         told, silent = answers_of_processes(cluster, question, known, _PATIENCE, ids, nodes)
         for each in told:
             if each.told is not None:
-                self._told |= json.loads(each.told)
+                self._newest |= json.loads(each.told)
         return next(iter([*(each.missing for each in told), *silent.values()]), None)
 
     def _living(
         self, cluster: ClusterSource, row: Mapping[str, Any], problem: str
     ) -> dict[str, Any]:
         """Return the state of a run that goes on; a silent rank keeps its last answer."""
-        ranks = self._told.get("ranks", ())
+        ranks = self._newest.get("ranks", ())
         placed = [rank for rank in ranks if rank.get("worker_id")]
         ids = [bytes.fromhex(rank["worker_id"]) for rank in placed]
         nodes = sorted({bytes.fromhex(rank["node_id"]) for rank in placed})
@@ -118,7 +118,7 @@ class RunPage:
             found = self._of_ranks.setdefault(each.process.hex(), {})
             found |= {**(each.told or {}), "problem": each.missing}
         shown = [{**rank, **self._of_ranks.get(rank.get("worker_id", ""), {})} for rank in ranks]
-        return _page({**row, "config": {}, **self._told, "problem": problem, "ranks": shown})
+        return _page({**row, "config": {}, **self._newest, "problem": problem, "ranks": shown})
 
 
 def ended(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class TorchCheckpoint(Checkpoint):
             preprocessor: Refused.
 
         Raises:
-            TypeError: The value is no state dict, or there is a preprocessor.
+            TypeError: The value is not a state dict, or there is a preprocessor.
         """
         _refuse(preprocessor)
         if not isinstance(state_dict, Mapping):
@@ -72,7 +72,7 @@ class TorchCheckpoint(Checkpoint):
             preprocessor: Refused.
 
         Raises:
-            TypeError: The value is no model, or there is a preprocessor.
+            TypeError: The value is not a model, or there is a preprocessor.
         """
         _refuse(preprocessor)
         if not isinstance(model, torch.nn.Module):

@@ -53,7 +53,7 @@ def prepare_data_loader(
         A loader with the same attributes and length.
 
     Raises:
-        TypeError: This is no DataLoader.
+        TypeError: This is not a DataLoader.
         ValueError: It has a batch sampler of its own, which can't be shared.
         RuntimeError: Called outside a train loop.
     """

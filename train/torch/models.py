@@ -104,7 +104,7 @@ def prepare_model(
         The wrapped model; for ``"fsdp2"``, one worker or None the model itself.
 
     Raises:
-        TypeError: This is no module.
+        TypeError: This is not a module.
         ValueError: The strategy is not known, or there are arguments without a strategy.
         RuntimeError: ``"fsdp"`` without GPUs, or called outside a train loop.
         ImportError: ``"fsdp2"`` with a PyTorch that does not have it.

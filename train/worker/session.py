@@ -56,7 +56,7 @@ class BackgroundUploads:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._room = threading.BoundedSemaphore(MAX_PENDING)
+        self._slots = threading.BoundedSemaphore(MAX_PENDING)
         #: None ends the thread.
         self._pending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = self._cancelled = False
@@ -73,7 +73,7 @@ class BackgroundUploads:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="train-upload", daemon=True)
             self._thread.start()
-        self._room.acquire()
+        self._slots.acquire()
         self._pending.put(upload)
 
     def raise_failure(self) -> None:
@@ -102,7 +102,7 @@ class BackgroundUploads:
     def _run(self) -> None:
         while (upload := self._pending.get()) is not None:
             self._end(upload)
-            self._room.release()
+            self._slots.release()
 
     def _end(self, upload: Callable[[], None]) -> None:
         try:

@@ -192,7 +192,7 @@ class Dispatcher:
         """Send what waits to the processes that can take it."""
         while True:
             with self._lock:
-                process = self._room() if self._waiting else None
+                process = self._available() if self._waiting else None
                 if process is None:
                     return
                 batch = self._take(process)
@@ -207,7 +207,7 @@ class Dispatcher:
                     self._thread.start()
             self._send(batch)
 
-    def _room(self) -> _Process | None:
+    def _available(self) -> _Process | None:
         """Return an idle process, or one that will be idle soon; None if there is none."""
         if self._idle:
             return self._idle.pop()  # the last one is awake

@@ -44,7 +44,7 @@ class Pool:
         ray_remote_args: Options of the actors, for example ``{"num_gpus": 0.5}``.
 
     Raises:
-        TypeError: ``processes`` or ``maxtasksperchild`` is no whole number.
+        TypeError: ``processes`` or ``maxtasksperchild`` is not a whole number.
         ValueError: One of them is below 1, or ``processes`` is above the cluster's CPUs.
     """
 

@@ -7,7 +7,7 @@ import threading
 
 from miniray.common.exception_transport import add_note
 from miniray.exceptions import TaskError
-from miniray.train.base.exceptions import MOST_TOLD, TrainingFailedError, WorkerFailure, describe
+from miniray.train.base.exceptions import MOST_SHOWN, TrainingFailedError, WorkerFailure, describe
 from miniray.train.base.ranks import listed
 
 
@@ -54,9 +54,9 @@ def test_processes_that_ended_without_a_traceback_are_told_one_by_one():
 
 
 def test_many_reasons_at_one_place_are_cut_off():
-    failures = {rank: failure(f"peer {rank} is gone") for rank in range(MOST_TOLD + 5)}
+    failures = {rank: failure(f"peer {rank} is gone") for rank in range(MOST_SHOWN + 5)}
     told = describe(failures, ())
-    assert told.count("is gone") == MOST_TOLD
+    assert told.count("is gone") == MOST_SHOWN
     assert "and 5 more of these, at the same place:\nTraceback" in told
 
 
