@@ -37,7 +37,7 @@ _TO_HEAR = 5.0
 #: Shapes that are remembered before unused ones are dropped.
 _FEW = 256
 #: The most functions whose retries are reported.
-_MOST_TOLD = 100
+_MOST_REPORTED = 100
 #: The most leases of one shape that a client requests at once.
 _MAX_LEASES = 1024
 
@@ -51,7 +51,7 @@ class TaskClient(Channel):
     _link: NodeLink
     _loop: IOLoop
     #: Prints a message for the user.
-    _tell: Callable[[str], None]
+    _warn: Callable[[str], None]
     _clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class TaskClient(Channel):
         self._by_peer: dict[bytes, HeldLease] = {}
         self._sweeping = False
         #: Functions whose retries were reported.
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def group(self, key: Any, make_spec: Callable[[], LeaseSpec]) -> TaskGroup:
         """Return the group of a shape; ``make_spec`` is called for a new one."""
@@ -377,7 +377,7 @@ class TaskClient(Channel):
         if failed:
             self._fail_crashed(failed, peer)
         elif calls:
-            self._tell_retry(calls[0], peer)
+            self._report_retry(calls[0], peer)
 
     def _fail_crashed(self, calls: list[Call], peer: Peer) -> None:
         """Fail the tasks of a process that ended, as soon as it is known how it ended."""
@@ -407,12 +407,12 @@ class TaskClient(Channel):
         cancel = self._loop.call_later(_TO_HEAR, fail)
         self._link.head_request_async("await_end", (peer.process_id,), answer)
 
-    def _tell_retry(self, call: Call, peer: Peer) -> None:
+    def _report_retry(self, call: Call, peer: Peer) -> None:
         """Print, once per function, that a task is retried and how its worker ended."""
         name = short_name(call.name)
-        if name in self._told or len(self._told) == _MOST_TOLD:
+        if name in self._reported or len(self._reported) == _MOST_REPORTED:
             return
-        self._told.add(name)
+        self._reported.add(name)
         limit = call.max_retries
         of = "" if limit is None or limit < 0 else f" of {limit + 1}"
         attempt = f"attempt {call.tries}{of}"
@@ -423,7 +423,7 @@ class TaskClient(Channel):
             code, pid, with_node, detail = how
             ended = "was lost with its node" if with_node else describe_exit(code, hint=not detail)
             worker = f"its worker{f' {pid}' if pid else ''} {ended}."
-            self._tell(
+            self._warn(
                 f"{name} runs again ({attempt}): {' '.join(filter(None, [worker, detail]))} "
                 f"Further retries of {name} are not reported."
             )

@@ -101,7 +101,7 @@ class ClusterDirectories:
             message = f"{_called(job)} has ended: its driver (pid {job.pid}) is gone."
             self.events.add("JOB", "ended", message, job_id=job.id.hex())
             if not self.jobs.is_over(job.id):
-                self._tell_job_ended(job.id)
+                self._notify_job_ended(job.id)
 
     def _client_ended(self, process_id: bytes, how: ProcessExit) -> None:
         if not how.with_node:
@@ -117,9 +117,9 @@ class ClusterDirectories:
     def _job_over(self, job_id: bytes) -> None:
         """Drop what was kept for a job that is over."""
         self.code.job_over(job_id)
-        self._tell_job_ended(job_id)
+        self._notify_job_ended(job_id)
 
-    def _tell_job_ended(self, job_id: bytes) -> None:
+    def _notify_job_ended(self, job_id: bytes) -> None:
         over = self.jobs.is_over(job_id)
         for node in self.nodes:
             node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))

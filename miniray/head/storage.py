@@ -338,7 +338,7 @@ class SqliteStorage(Storage):
             if trouble is not None:
                 self._changes = {**changes, **self._changes}
                 waiting, self._waiting = [*waiting, *self._waiting], []
-            self._tell(trouble)
+            self._report(trouble)
             for then in waiting:
                 _call(then)
             if trouble is not None:
@@ -356,7 +356,7 @@ class SqliteStorage(Storage):
             return error
         return None
 
-    def _tell(self, trouble: Exception | None) -> None:
+    def _report(self, trouble: Exception | None) -> None:
         """Warn once that the disk takes no writes, and log once that it does again."""
         if trouble is not None and not self._in_trouble:
             text = (

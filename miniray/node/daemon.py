@@ -172,10 +172,10 @@ class NodeDaemon:
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
         self._traffic.ended_here(process_id)
         if gone:
-            self._tell_unclaimed(process_id, code)
+            self._report_unclaimed(process_id, code)
         self._head.report(head_pb2.FromNode(ended=ended))
 
-    def _tell_unclaimed(self, process_id: bytes, code: int | None) -> None:
+    def _report_unclaimed(self, process_id: bytes, code: int | None) -> None:
         """Have owners free what a process wrote for them without reporting it."""
         unclaimed = self._objects.unclaimed(process_id)
         if code != 0:  # else it had reported all of it
@@ -188,7 +188,7 @@ class NodeDaemon:
     # --- workers -----------------------------------------------------------------
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
         self._objects.process_ended(worker.process_id, gone=True, may_look=False)
-        self._tell_unclaimed(worker.process_id, exit_code)
+        self._report_unclaimed(worker.process_id, exit_code)
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         event = "planned"

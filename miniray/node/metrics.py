@@ -120,7 +120,7 @@ class NodeMetrics:
 
     def __post_init__(self) -> None:
         #: The reports of living processes, and the sums of those that have ended.
-        self._told: dict[bytes, Series] = {}
+        self._reported: dict[bytes, Series] = {}
         self._ended = Series()
         #: CPU time of living processes that is counted.
         self._cpu_seconds: dict[bytes, float] = {}
@@ -131,14 +131,14 @@ class NodeMetrics:
         self._before: dict[str, float] = {}
         self._clients.notices["metrics"] = self._take_last
         self._questions.answers.update(
-            metrics=self._tell,
+            metrics=self._report,
             history=lambda _seconds: list(self._points),
             # /proc of many processes takes its time, and a disk that is away longer.
             usage=lambda _seconds: asyncio.to_thread(self._usage),
             process_usage=lambda _seconds, pid: of_process(int(pid)),
         )
 
-    async def _tell(self, _seconds: float) -> tuple[list[Any], list[Sample]]:
+    async def _report(self, _seconds: float) -> tuple[list[Any], list[Sample]]:
         """Return what processes count, and what the machine does: a disk may take its time."""
         clients = [each for each in self._clients.clients.values() if not each.is_command]
         told = await self._questions.ask_processes(clients, "metrics", (), _SOON)
@@ -149,7 +149,7 @@ class NodeMetrics:
                     self._take(client, rows)
         found = await asyncio.to_thread(lambda: [*self._figures(), *self._sample()])
         total = Series()
-        for each in (COUNTED, self._ended, *self._told.values()):
+        for each in (COUNTED, self._ended, *self._reported.values()):
             total.add(each.rows())
         return total.rows(), found
 
@@ -161,20 +161,20 @@ class NodeMetrics:
         """
         counted = Series()
         counted.add(rows)
-        for metric, series in self._told.get(client.process_id, Series()).known.items():
+        for metric, series in self._reported.get(client.process_id, Series()).known.items():
             if metric[0] != "gauge":
                 counted.known.setdefault(metric, series)
-        self._told[client.process_id] = counted
+        self._reported[client.process_id] = counted
 
     def _take_last(self, client: Client, rows: list[Any]) -> None:
         """Do so for a process whose values have changed: of equal gauges, its one is the last."""
         self._take(client, rows)
-        self._told[client.process_id] = self._told.pop(client.process_id)
+        self._reported[client.process_id] = self._reported.pop(client.process_id)
 
     def ended(self, process_id: bytes) -> None:
         """Keep what a process counted; its gauges go."""
         self._cpu_seconds.pop(process_id, None)
-        told = self._told.pop(process_id, Series())
+        told = self._reported.pop(process_id, Series())
         self._ended.add(row for row in told.rows() if row[0] != "gauge")
 
     def count_cpu(self, client: Client) -> None:

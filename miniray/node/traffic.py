@@ -94,7 +94,7 @@ class Traffic:
         elif client is not None:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
         elif to != self.node_id:  # else they answer messages of this daemon itself
-            self._tell_gone(to, from_node, sender)
+            self._report_gone(to, from_node, sender)
 
     def push(self, node_id: bytes, to: bytes, topic: str, body: tuple[Any, ...]) -> None:
         if node_id == self.node_id:
@@ -118,9 +118,9 @@ class Traffic:
         if self.names.runs(process_id) or (answered and not by_daemon):
             self._watched_here.setdefault(process_id, set()).add((watcher_node, watcher))
         else:
-            self._tell_gone(process_id, watcher_node, watcher)
+            self._report_gone(process_id, watcher_node, watcher)
 
-    def _tell_gone(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
+    def _report_gone(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
         what = self.names.of_ended(process_id)
         if watcher_node == self.node_id:
             self.clients.push(watcher, "process_died", (process_id, what))
@@ -130,7 +130,7 @@ class Traffic:
 
     def ended_here(self, process_id: bytes) -> None:
         for node, watcher in self._watched_here.pop(process_id, ()):
-            self._tell_gone(process_id, node, watcher)
+            self._report_gone(process_id, node, watcher)
 
     def _ended_there(self, _node_id: bytes, message: Relayed) -> None:
         if message.to == self.node_id:
@@ -141,13 +141,13 @@ class Traffic:
     def node_died(self, node_id: bytes) -> None:
         for watchers in self._watched_here.values():
             watchers.difference_update({each for each in watchers if each[0] == node_id})
-        self._tell_all("node_died", node_id)
+        self._push_to_all("node_died", node_id)
 
     def messages_lost(self, node_id: bytes) -> None:
         """Notify this node's processes that those of another are out of reach, and may live."""
-        self._tell_all("node_unreachable", node_id)
+        self._push_to_all("node_unreachable", node_id)
 
-    def _tell_all(self, topic: str, node_id: bytes) -> None:
+    def _push_to_all(self, topic: str, node_id: bytes) -> None:
         for process_id in list(self.clients.clients):
             self.clients.push(process_id, topic, (node_id,))
 
@@ -197,11 +197,11 @@ class OutputRouter:
             _, node, _, path, lines = body
             self._count(job_id, node, path, len(lines))
             if client is not None:
-                tell = functools.partial(self._tell_left_out, job_id, driver_node)
+                tell = functools.partial(self._report_left_out, job_id, driver_node)
                 client.conn.when_drained(tell)
             return
         if topic == "log":  # other pushes do not show that lines are read again
-            self._tell_left_out(job_id, driver_node)
+            self._report_left_out(job_id, driver_node)
         self._push(job_id, driver_node, topic, body)
 
     def _count(self, job_id: bytes, node: str, path: str, lines: int) -> None:
@@ -217,7 +217,7 @@ class OutputRouter:
         limit = config().unread_output
         return waiting > (limit // 8 if job_id in self._left_out else limit)
 
-    def _tell_left_out(self, job_id: bytes, driver_node: bytes) -> None:
+    def _report_left_out(self, job_id: bytes, driver_node: bytes) -> None:
         """Send a driver the counts of lines that were left out."""
         counts = self._left_out.pop(job_id, None)
         if counts:
@@ -240,4 +240,4 @@ class OutputRouter:
     def _flush_for(self, _seconds: float, job_id: bytes, node: bytes) -> None:
         """Send the output of workers here to the driver of their job, on whichever node."""
         self.read_output(job_id)
-        self._tell_left_out(job_id, node)
+        self._report_left_out(job_id, node)

@@ -166,13 +166,13 @@ class StreamState:
             ref = None if self._next is None else self._next()
             if ref is None:
                 ref = self.table.create(self.table.new_id())
-                if self.when_changed(self._tell_next):
+                if self.when_changed(self._notify_next):
                     self.table.set_value(ref.binary(), TRUE)
                 else:
                     self._next = weakref.ref(ref)
             return ref
 
-    def _tell_next(self) -> None:
+    def _notify_next(self) -> None:
         with self._lock:
             ref = None if self._next is None else self._next()
             self._next = None

@@ -242,7 +242,7 @@ class ObjectTable:
                 self._outside.error_unseen(value)
             return False
         for waiter in waiters or ():
-            _tell(waiter, entry)
+            _notify(waiter, entry)
         return True
 
     def watch(self, watcher: Callable[[Entry], None]) -> None:
@@ -398,7 +398,7 @@ class ObjectTable:
             self._outside.origin_unused(entry.id)
 
 
-def _tell(waiter: Callable[[Entry], None], entry: Entry) -> None:
+def _notify(waiter: Callable[[Entry], None], entry: Entry) -> None:
     """Call a waiter; log what it raises, as when its event loop was closed."""
     try:
         waiter(entry)

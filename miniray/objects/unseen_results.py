@@ -71,9 +71,9 @@ class UnseenErrors:
                 self._skipped += 1
                 return
             self._waiting += 1
-        self.later(lambda: self._tell(value))
+        self.later(lambda: self._print(value))
 
-    def _tell(self, value: Value) -> None:
+    def _print(self, value: Value) -> None:
         with self._lock:
             self._waiting -= 1
         error = load_error(value)

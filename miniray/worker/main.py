@@ -194,7 +194,7 @@ class WorkerProcess:
             self.end(error)
             return False
         except BaseException as error:  # noqa: BLE001 - it reaches the first call
-            self._tell_failure(name, error)
+            self._report_failure(name, error)
             return False
         finally:
             context.execution.reset(token)
@@ -215,7 +215,7 @@ class WorkerProcess:
         await instance.__init__(*args, **kwargs)
         return instance
 
-    def _tell_failure(self, name: str, error: BaseException) -> None:
+    def _report_failure(self, name: str, error: BaseException) -> None:
         """Report to the head and the log why there is no instance, and end."""
         id = (self.lease.actor_id or b"").hex()
         try:

@@ -267,7 +267,7 @@ class ActorRegistry:
             self._count_start(actor)
             actor.state, actor.since = ALIVE, time.time()
             self._changed(actor)
-            self._tell_placed(actor)
+            self._report_placed(actor)
             self._subscribers.tell_all(actor)
 
     def _count_start(self, actor: Actor) -> None:
@@ -284,14 +284,14 @@ class ActorRegistry:
         tags = (actor.tag, ("phase", phase))
         COUNTED.took("actor_start_seconds", seconds, tags)
 
-    def _tell_placed(self, actor: Actor) -> None:
+    def _report_placed(self, actor: Actor) -> None:
         name = f" {actor.spec.name!r}" if actor.spec.name else ""
         where = actor.node.name[:8] if actor.node is not None else "?"
         again = f", restart {actor.restarts}" if actor.restarts else ""
         text = f"{actor.class_name}{name} runs on node {where} (pid {actor.pid}{again})."
-        self._tell("placed", text, "INFO", actor)
+        self._report("placed", text, "INFO", actor)
 
-    def _tell(self, event: str, text: str, severity: str, actor: Actor) -> None:
+    def _report(self, event: str, text: str, severity: str, actor: Actor) -> None:
         node = actor.node.name if actor.node is not None else ""
         ids = {"actor_id": actor.id.hex(), "job_id": actor.job_id.hex(), "node_id": node}
         self.events.add("ACTOR", event, text, severity, **ids)
@@ -343,7 +343,7 @@ class ActorRegistry:
             return
         died = actor.describe_death(actor.end_of_process(how), how)
         COUNTED.count("actor_restarts_total", (actor.tag,))
-        self._tell("restarted", f"{died.error(actor.id)} It starts again.", "WARNING", actor)
+        self._report("restarted", f"{died.error(actor.id)} It starts again.", "WARNING", actor)
         self._table.leave_place(actor)
         actor.begin_restart()
         logger.warning("%s It starts again.", died.error(actor.id))
@@ -373,10 +373,10 @@ class ActorRegistry:
         COUNTED.count("actor_deaths_total", tags)
         death = actor.describe_death(cause, how or ProcessExit(), creation)
         if cause in ORDINARY:  # there may be many, and no error is made for them
-            self._tell("ended", f"{actor.class_name} has ended: {cause.value}.", "INFO", actor)
+            self._report("ended", f"{actor.class_name} has ended: {cause.value}.", "INFO", actor)
         else:
             severity = "INFO" if cause in REQUESTED else "ERROR"
-            self._tell("died", str(death.error(actor.id)), severity, actor)
+            self._report("died", str(death.error(actor.id)), severity, actor)
         if actor.node is None and actor.lease:
             self.grants.withdraw(actor.lease)
         elif not ended:

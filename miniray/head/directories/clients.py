@@ -159,7 +159,7 @@ class ProcessEnds:
         waiting.append(waiter)
         if len(waiting) == 1:
             unknown = ProcessExit()
-            self._timers.call_later(UNTIL_UNKNOWN, lambda: self._tell(process_id, unknown))
+            self._timers.call_later(UNTIL_UNKNOWN, lambda: self._publish(process_id, unknown))
 
     def explain(self, process_id: bytes, reason: str) -> None:
         """Record why a process is about to be ended, as a sentence."""
@@ -173,9 +173,9 @@ class ProcessEnds:
         self._known[process_id] = how
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._tell(process_id, how)
+        self._publish(process_id, how)
 
-    def _tell(self, process_id: bytes, how: ProcessExit) -> None:
+    def _publish(self, process_id: bytes, how: ProcessExit) -> None:
         for waiter in self._waiting.pop(process_id, ()):
             self._answer(waiter, how)
 

@@ -40,7 +40,7 @@ class EventLog:
             kind: collections.deque() for kind in itertools.product(SOURCES, SEVERITIES)
         }
         self._next = itertools.count(1).__next__
-        self._told: dict[tuple[str, ...], float] = {}
+        self._last_added: dict[tuple[str, ...], float] = {}
 
     def add(
         self, source: str, event: str, message: str, severity: str = "INFO", **ids: str
@@ -78,8 +78,8 @@ class EventLog:
     ) -> None:
         """Record an event that may happen many times a second: of each node once a minute."""
         now = time.monotonic()
-        if now - self._told.get((source, event, node_id), -_AGAIN_AFTER) >= _AGAIN_AFTER:
-            self._told[source, event, node_id] = now
+        if now - self._last_added.get((source, event, node_id), -_AGAIN_AFTER) >= _AGAIN_AFTER:
+            self._last_added[source, event, node_id] = now
             self.add(source, event, message, severity, node_id=node_id)
 
     def told(self, requester: bytes, source: str, event: str, message: str, severity: str) -> None:

@@ -163,8 +163,8 @@ class GrantTable:
         took(self._took, time.perf_counter() - began)
         self.apply(decided)
         if number in self.waiting:
-            self.timers.call_later(self.warn_after, lambda: self._tell_wait(number))
-            self._tell_contention()
+            self.timers.call_later(self.warn_after, lambda: self._report_wait(number))
+            self._report_contention()
 
     def request(self, number: int) -> Request | None:
         """Return a request that waits or has its lease; None if it has ended."""
@@ -215,10 +215,10 @@ class GrantTable:
         if state.group_id in self.waiting_groups:
             reason = self.scheduler.explain_group(state.group_id)
             if reason is not None and reason.infeasible:
-                self._tell_group(state.group_id)
+                self._report_group(state.group_id)
             else:
-                self.timers.call_later(self.warn_after, lambda: self._tell_group(state.group_id))
-            self._tell_contention()
+                self.timers.call_later(self.warn_after, lambda: self._report_group(state.group_id))
+            self._report_contention()
 
     def group_is_placed(self, group_id: bytes) -> None:
         """Stop waiting for a group whose bundles were all reported by nodes."""
@@ -246,28 +246,28 @@ class GrantTable:
         for number in decisions.lost:
             request = self._requests.pop(number, None)
             if request is not None:
-                _tell(request, request.requester.lost)
+                _notify(request, request.requester.lost)
         for number in decisions.to_end:
             request = self._requests.get(number)
             if request is not None:
-                _tell(request, request.requester.must_end)
+                _notify(request, request.requester.must_end)
         for number, reason in decisions.failures:
             request = self._requests.pop(number, None)
             if request is not None:
                 self.waiting.pop(request.number, None)
-                _tell(request, request.requester.refused, reason)
+                _notify(request, request.requester.refused, reason)
         for number, allocation in decisions.grants:
             request = self._requests.get(number)
             if request is not None:
                 self.waiting.pop(request.number, None)
-                _tell(request, request.requester.granted, allocation)
+                _notify(request, request.requester.granted, allocation)
         if decisions.grants and self.waiting:
-            self._tell_contention()
+            self._report_contention()
         for group_id in decisions.placed:
             self.waiting_groups.pop(group_id, None)
             self._groups.placed(group_id)
         for number, _ in decisions.infeasible:
-            self._tell_wait(number)
+            self._report_wait(number)
 
     # --- waiting -------------------------------------------------------------------
     def _arm_deadline(self) -> None:
@@ -281,25 +281,25 @@ class GrantTable:
     def _advance(self) -> None:
         self._deadline_armed = False
         self.apply(self.scheduler.advance(self.timers.time()))
-        self._tell_contention()
+        self._report_contention()
 
-    def _tell_contention(self) -> None:
+    def _report_contention(self) -> None:
         for hook in self.on_contention:
             hook()
 
-    def _tell_wait(self, number: int) -> None:
+    def _report_wait(self, number: int) -> None:
         request = self.waiting.get(number)
         if request is not None:
             job_id = request.requester.describe(request.token).job_id
             self._on_wait(job_id, len(self.waiting) + len(self.waiting_groups))
 
-    def _tell_group(self, id: bytes) -> None:
+    def _report_group(self, id: bytes) -> None:
         if id in self.waiting_groups:
             waiting = len(self.waiting) + len(self.waiting_groups)
             self._on_wait(self._groups.job_of(id), waiting)
 
 
-def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:
+def _notify(request: Request, decision: Callable[..., None], *what: object) -> None:
     """Call a requester; if it fails, the others still receive their decisions."""
     try:
         decision(request.token, request.number, *what)

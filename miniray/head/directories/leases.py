@@ -328,7 +328,7 @@ class TaskLeases:
         if lease.revoked:  # while its worker started
             self.ask_for(lease)
         self._balance(lease.group)
-        self._tell_changed()
+        self._notify_changed()
 
     def failed(self, number: int, error: bytes, tries: int) -> None:
         """Drop a lease whose worker did not start; ``tries`` such failures in a row are final."""
@@ -362,9 +362,9 @@ class TaskLeases:
     def over(self, number: int) -> None:
         self._over(number)
         self.grants.release(number)
-        self._tell_changed()
+        self._notify_changed()
 
-    def _tell_changed(self) -> None:
+    def _notify_changed(self) -> None:
         for hook in self.on_changed:
             hook()
 

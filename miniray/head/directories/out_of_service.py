@@ -127,7 +127,7 @@ class Quarantines:
         node.quarantines = list(told.all)
         for (resource, device), why in _reasons(node.quarantines).items():
             node.pool.set_in_service(resource, device, False, why)
-            self._tell(node, resource, device, why)
+            self._report(node, resource, device, why)
 
     def told(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
         """Compare a node's quarantine with its last one, and report the changes."""
@@ -138,14 +138,14 @@ class Quarantines:
         for device in {**out, **out_now}:
             why = out_now.get(device, "")
             if why != out.get(device):
-                self._tell(node, *device, why)
+                self._report(node, *device, why)
                 change = self.grants.scheduler.set_device_in_service
                 self.grants.decide(change, node.name, *device, in_service=not why, why=why)
         for quarantine in node.quarantines:
             if quarantine.process_id not in before:
                 self._warn(node, quarantine)
 
-    def _tell(self, node: ClusterNode, resource: str, device: str, why: str) -> None:
+    def _report(self, node: ClusterNode, resource: str, device: str, why: str) -> None:
         what = f"{resource} {device} of node {node.name}"
         if why:
             logger.error("%s is out of service: %s", what, why)

@@ -216,7 +216,7 @@ class SubmittedJobs:
             job.message = f"It waits until its output can be kept ({error}); `job stop` ends it."
             raise
         job.message = ""
-        self._tell_followers(job)
+        self._notify_followers(job)
 
     def command_started(self, lease: int) -> None:
         """Record that the command of a job runs."""
@@ -388,14 +388,14 @@ class SubmittedJobs:
         job.waits_as(0)
         self._keeper.submitted_job(job)
         self._keeper.when_written(lambda: self._submit(job, job.demand()))
-        self._tell_followers(job)
+        self._notify_followers(job)
 
     def _end(self, job: SubmittedJob, state: str, message: str, error_type: str = "") -> None:
         job.state, job.message, job.error_type = state, message, error_type
         job.ended = time.time()
         self._by_lease.pop(job.lease, None)
         self._keeper.submitted_job(job)
-        self._tell_followers(job)
+        self._notify_followers(job)
         self._jobs.release(_holder(job))
         logger.info("job %s: %s %s", job.name, state, message)
 
@@ -434,7 +434,7 @@ class SubmittedJobs:
             log = self._logs[job.name] = StreamLog(folder / f"{job.name}.log")
         return log
 
-    def _tell_followers(self, job: SubmittedJob) -> None:
+    def _notify_followers(self, job: SubmittedJob) -> None:
         for waiter, offset in self._followers.pop(job.name, ()):
             self.read_log(waiter, job.name, offset)
 

@@ -89,7 +89,7 @@ class TemplateClient:
         """Run ``serve(control)`` of a module in a new process of the node's own."""
         number = self._numbers()
         control = self._start("helper", module, number)
-        return Helper(control, functools.partial(self._tell, "kill_helper", number))
+        return Helper(control, functools.partial(self._notify, "kill_helper", number))
 
     def _start(self, *message: Any) -> socket.socket:
         if self._gone:
@@ -98,17 +98,17 @@ class TemplateClient:
         self._socket.send(message, [theirs.detach()])
         return ours
 
-    def _tell(self, *message: Any) -> None:
+    def _notify(self, *message: Any) -> None:
         if not self._gone:
             self._socket.send(message)
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker, if it still runs."""
-        self._tell("kill", pid, int(number))
+        self._notify("kill", pid, int(number))
 
     def ask(self, pid: int) -> None:
         """Send SIGTERM to a worker and its process group; what it leaves is killed by ``kill``."""
-        self._tell("ask", pid, int(signal.SIGTERM))
+        self._notify("ask", pid, int(signal.SIGTERM))
 
     def _received(self, message: Any) -> None:
         match message:

@@ -181,7 +181,7 @@ class AdoptedObjects:
         """Carry out a message to an owner; return the answer, None if there is none."""
         kind, first, *rest = message
         if kind == p.PEER_WANT:
-            return p.PEER_VALUE, [self._told(*wanted) for wanted in first]
+            return p.PEER_VALUE, [self._answer_to(*wanted) for wanted in first]
         if kind == p.PEER_BORROW:
             (borrowers,) = rest
             self._borrowed(sender, owner, first, borrowers)
@@ -218,7 +218,7 @@ class AdoptedObjects:
             del owned.registered[next(iter(owned.registered))]
         return True
 
-    def _told(self, id: bytes, gone: Any) -> tuple[bytes, Value]:
+    def _answer_to(self, id: bytes, gone: Any) -> tuple[bytes, Value]:
         """Return the answer to a process that found no value of an object, or one that is gone."""
         value = self._value(id)
         if is_shared(value) and payload_of(value) == gone:

@@ -61,7 +61,7 @@ class Questions:
         clients.notices["answer"] = lambda client, number, told: self._answered(
             number, client.process_id, told
         )
-        requests.handlers["question"] = self._asked
+        requests.handlers["question"] = self._on_question
 
     def _answered(self, number: int, who: bytes, told: Any) -> None:
         answer = self._open.get(number, {}).get(who)
@@ -145,13 +145,13 @@ class Questions:
         """Send the question of a command or a driver; ``nodes`` are ids, or None for all."""
         return [tuple(each) for each in await self.ask_nodes(what, arguments, seconds, nodes)], -1
 
-    def _asked(
+    def _on_question(
         self, asked: NodeRequest, what: str, arguments: Sequence[Any], seconds: float
     ) -> None:
         """Answer another daemon."""
-        run_in(self._tasks, self._tell(asked, what, arguments, seconds))
+        run_in(self._tasks, self._reply(asked, what, arguments, seconds))
 
-    async def _tell(
+    async def _reply(
         self, asked: NodeRequest, what: str, arguments: Sequence[Any], seconds: float
     ) -> None:
         asked.answer(await self._answer(what, arguments, seconds))

@@ -375,13 +375,13 @@ class NodeRequests:
         self.handlers: dict[str, Callable[..., object]] = {}
         self._numbers = itertools.count(1).__next__
         self._peers: dict[bytes, _Peer] = {}
-        relay.notices[r.REQUEST] = self._asked
+        relay.notices[r.REQUEST] = self._on_request
         relay.notices[r.ANSWER] = self._answered
 
     def __len__(self) -> int:
         return len(self._peers)
 
-    def _asked(self, node_id: bytes, message: Relayed) -> None:
+    def _on_request(self, node_id: bytes, message: Relayed) -> None:
         number, what, *arguments = message.items
         self.handlers[what](NodeRequest(node_id, number, self._relay), *arguments)
 

@@ -181,7 +181,7 @@ class Directory:
             if entry is not None:
                 entry.tree.has_copy(node_id, serves=self._can_serve(node_id))
             else:
-                self._tell_freed(node_id, key)
+                self._notify_freed(node_id, key)
 
     def ask(self, key: Key, node_id: bytes, tried: Sequence[bytes], *, small: bool) -> bytes:
         """Name a node from which another is to copy a value.
@@ -263,7 +263,7 @@ class Directory:
             return
         self._forget_owner(key, entry)
         for node_id in entry.tree.nodes:
-            self._tell_freed(node_id, key)
+            self._notify_freed(node_id, key)
 
     def _forget_owner(self, key: Key, entry: _Entry) -> None:
         keys = self._by_owner[entry.owner]
@@ -271,7 +271,7 @@ class Directory:
         if not keys:
             del self._by_owner[entry.owner]
 
-    def _tell_freed(self, node_id: bytes, key: Key) -> None:
+    def _notify_freed(self, node_id: bytes, key: Key) -> None:
         if node_id == self.node_id:
             self.free_here(key)
         else:

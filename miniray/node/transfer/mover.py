@@ -131,7 +131,7 @@ class Sends:
     """Sends the values that other nodes fetch."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+        self._send = tell
         self._numbers = itertools.count(1).__next__
         #: The daemon's answers to requests for values: None if one is not there.
         self._answers: dict[int, queue.SimpleQueue[Given | None]] = {}
@@ -153,7 +153,7 @@ class Sends:
         """Serve one value; return whether the connection can serve another."""
         number, answer = self._numbers(), queue.SimpleQueue[Given | None]()
         self._answers[number] = answer
-        self._tell("open", number, hello)
+        self._send("open", number, hello)
         given = answer.get()
         sock.settimeout(None)
         if given is None:
@@ -169,7 +169,7 @@ class Sends:
             clean = True
         finally:
             os.close(given.fd)
-            self._tell("closed", number, clean)
+            self._send("closed", number, clean)
         return read == READ
 
 
@@ -192,7 +192,7 @@ class Receives:
     """The transfers to this node."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+        self._send = tell
         #: For other machines; None in a cluster of one machine.
         self.context: ssl.SSLContext | None = None
         self._lock = threading.Lock()
@@ -245,8 +245,8 @@ class Receives:
         """Notify the daemon that the memory is no longer written."""
         job.filling.end()
         os.close(job.fd)
-        self._tell("came", job.number, job.filling.offset)
-        self._tell("ended", job.number, reason, refused)
+        self._send("came", job.number, job.filling.offset)
+        self._send("ended", job.number, reason, refused)
 
     def _receive(self, job: _Job, target: str) -> None:
         begun = job.filling.offset
@@ -294,7 +294,7 @@ class Receives:
             now = time.monotonic()
             if now - told >= _TELL_EVERY:
                 told = now
-                self._tell("came", job.number, job.filling.offset)
+                self._send("came", job.number, job.filling.offset)
 
         try:
             self._uses(job, sock)
@@ -357,8 +357,8 @@ class Mover:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._sends = Sends(self._tell)
-        self._fetches = Receives(self._tell)
+        self._sends = Sends(self._send)
+        self._fetches = Receives(self._send)
         self._door = Door(self._serve)
 
     def run(self) -> None:
@@ -370,7 +370,7 @@ class Mover:
             "fetch": self._fetch,
             "stop": lambda _fds, number: self._fetches.stop(number),
             "forget": lambda _fds, number: self._fetches.forget(number),
-            "there?": lambda _fds: self._tell("there"),
+            "there?": lambda _fds: self._send("there"),
         }
         while True:
             data, fds = control_socket.receive(self._control)
@@ -381,7 +381,7 @@ class Mover:
             kind, *arguments = marshal.loads(data)
             handlers[kind](fds, *arguments)
 
-    def _tell(self, *message: Any) -> None:
+    def _send(self, *message: Any) -> None:
         with contextlib.suppress(OSError):  # the daemon is gone, which ends this process
             self._control.send(marshal.dumps(message))
 
@@ -394,7 +394,7 @@ class Mover:
             return
         control_socket.close_all(fds)
         self._sends.give(number, None)
-        self._tell("closed", number, True)
+        self._send("closed", number, True)
 
     def _fetch(
         self, fds: list[int], number: int, target: str, hello: bytes, offset: int, size: int
@@ -402,7 +402,7 @@ class Mover:
         if fds:
             self._fetches.begin(number, fds[0], target, hello, offset, size)
         else:
-            self._tell("ended", number, "no descriptors are left", False)
+            self._send("ended", number, "no descriptors are left", False)
 
     # --- connections of other movers ----------------------------------------------
     def _listen(self, fds: list[int], known: tuple[bytes, bytes, bytes] | None) -> None:

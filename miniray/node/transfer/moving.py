@@ -136,7 +136,7 @@ class Door:
             for key, _ in self._selector.select(wait):
                 if isinstance(key.data, _Visitor):
                     if key.data in self._visitors:  # a newer one may have taken its place
-                        self._hear(key.data)
+                        self._on_readable(key.data)
                 elif not self._over:
                     self._let_in(key.fileobj, key.data)
             now = time.monotonic()
@@ -177,7 +177,7 @@ class Door:
         self._visitors[visitor] = None
         self._selector.register(sock, selectors.EVENT_READ, visitor)
 
-    def _hear(self, visitor: _Visitor) -> None:
+    def _on_readable(self, visitor: _Visitor) -> None:
         try:
             if not visitor.proven:
                 assert isinstance(visitor.sock, ssl.SSLSocket)

@@ -57,19 +57,19 @@ class Arriving:
     def begin(self, job: int = 0) -> None:
         """Notify waiters that it begins to come, by the mover if there is a job."""
         self._begun, self.job = True, job
-        self._tell()
+        self._notify()
 
     def came(self, size: int) -> None:
         """Count bytes that have come."""
         self.offset += size
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
         """Notify waiters that it is whole, or that no more will come."""
         self._ended = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 

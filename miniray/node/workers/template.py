@@ -278,9 +278,9 @@ class Template:
         """Kill strays, and report the workers that have none left."""
         if self._ended or self._unknown:
             self._kill_strays()
-            self._tell_ends()
+            self._report_ends()
 
-    def _tell_ends(self) -> None:
+    def _report_ends(self) -> None:
         """Report which ended workers have no strays left, and the strays of the others."""
         left: dict[int, list[int]] = {}
         for stray, workers in self._strays.items():
