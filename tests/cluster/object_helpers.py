@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from miniray.common.object_ref import hooks
 from miniray.common.runtime import current_runtime
+
+if TYPE_CHECKING:
+    from miniray.cluster_utils import Node
+
+
+def movers_of(node: Node) -> list[psutil.Process]:
+    """The processes of a node that carry its large values: others run before them."""
+    template = psutil.Process(node.pids["template"])
+    found = []
+    for process in template.children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker that has ended meanwhile
+            if process.nice() > template.nice():
+                found.append(process)
+    return found
 
 
 def inventory() -> dict[str, Any]:

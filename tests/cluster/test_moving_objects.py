@@ -10,10 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import pytest
 from cluster_helpers import wait_until
-from object_helpers import inventory, node_tables
+from object_helpers import inventory, movers_of, node_tables
 from running_cluster import running_cluster
 
 import miniray
@@ -337,17 +336,6 @@ def test_several_values_of_one_get_move_together(nodes: Cluster) -> None:
     arrays = miniray.get(refs, timeout=30)
     assert [int(array.sum()) for array in arrays] == [MIB] * 4
     wait_until(lambda: used_bytes()[here.node_id] >= 4 * MIB)
-
-
-def movers_of(node: Node) -> list[psutil.Process]:
-    """The processes of a node that carry its large values: others run before them."""
-    template = psutil.Process(node.pids["template"])
-    found = []
-    for process in template.children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # a worker that has ended meanwhile
-            if process.nice() > template.nice():
-                found.append(process)
-    return found
 
 
 @pytest.mark.parametrize("sends", [True, False], ids=["sends", "receives"])

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
-from object_helpers import inventory, known_objects
+from object_helpers import inventory, known_objects, movers_of
 from running_cluster import running_cluster
 from watched_output import watch
 
@@ -934,26 +934,25 @@ def test_calls_that_a_stopped_actor_elsewhere_has_no_room_for_outlive_their_call
     wait_until(lambda: not is_alive(caller))
 
 
-def movers_of(node: Node) -> list[psutil.Process]:
-    """The processes of a node that carry its large values: others run before them."""
-    template = psutil.Process(node.pids["template"])
-    return [process for process in template.children() if process.nice() > template.nice()]
-
-
 @pytest.mark.parametrize("sends", [True, False], ids=["sends", "receives"])
 def test_a_transfer_whose_mover_is_killed_goes_on(nodes: Cluster, third: Node, sends: bool) -> None:
     reader = ThirdHolder.remote()
     assert nodes.head_node is not None
     node = nodes.head_node if sends else third
-    miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8)))
+
+    def large_value_came() -> bool:
+        return bool(miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8))))
+
     for _ in range(2):
+        # A value that meets a mover's end comes without one; the next has a new mover started.
+        wait_until(lambda: large_value_came() and len(movers_of(node)) == 1)
         [mover] = movers_of(node)
         total = reader.sum.remote(np.ones(64 * MIB, dtype=np.uint8))
         mover.kill()
         assert miniray.get(total) == 64 * MIB
         mover.wait(10)  # on a busy machine it may outlive the transfer
         # If the transfer was over before, the next one finds that the mover is gone.
-        miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8)))
+        assert large_value_came()
 
 
 def test_small_values_need_no_mover(third: Node) -> None:
