@@ -116,6 +116,12 @@ def test_filters_leave_the_ranks_with_as_many_batches_and_lose_no_row(
     assert len(parts[0]) == len(parts[1])
 
 
+def test_blocks_given_as_refs_lose_no_row(fit: Any, tmp_path: Path) -> None:
+    refs = [miniray.put(pa.table({"id": range(start, start + 10)})) for start in (0, 10)]
+    fit(epochs, {"train": miniray.data.from_arrow_refs(refs)})
+    assert rows_of(noted(tmp_path, "epoch0")) == list(range(20))
+
+
 def test_a_pool_of_actors_prepares_the_rows_of_the_ranks(fit: Any, tmp_path: Path) -> None:
     class Adder:
         def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _expected(step: Transform) -> Transform:
 
 
 def _made(dataset: Dataset) -> Read:
-    plan = dataset.materialize()._plan
+    plan = dataset._counted()._plan
     assert isinstance(plan, Read)
     return plan
 
