@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from miniray.data.expressions import Expr, comparisons
 from miniray.data.files import FileKind, FilesDatasource, Piece, is_local, unified
 from miniray.data.sources import CutWish, between
-from miniray.data.transforms import DataError
+from miniray.data.transforms import DataError, Where, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -200,7 +200,8 @@ class ParquetDatasource(FilesDatasource):
             field = self.known.field(name)
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         for expr in self.exprs:
-            table = table.filter(expr.values(table))
+            with told(f"Filter({expr!r})", Where(path)):
+                table = table.filter(expr.values(table))
         return table.select(self.columns)
 
 

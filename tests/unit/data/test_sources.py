@@ -27,6 +27,7 @@ from miniray.data.files import resolve  # noqa: E402
 from miniray.data.parquet import ParquetDatasource  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
 from miniray.data.sources import CutWish, Items  # noqa: E402
+from miniray.data.transforms import DataError  # noqa: E402
 from miniray.exceptions import ObjectLostError  # noqa: E402
 
 
@@ -196,6 +197,11 @@ def test_a_filter_by_a_column_that_a_file_lacks_leaves_out_its_rows(tmp_path: Pa
     pq.write_table(pa.table({"a": [3]}), tmp_path / "1.parquet")
     dataset = data.read_parquet(str(tmp_path)).filter(expr="b > 5").select_columns("a")
     assert values(dataset) == [2]
+
+
+def test_a_filter_that_cannot_be_computed_is_named_and_not_the_file_blamed(folder: str) -> None:
+    with pytest.raises(DataError, match=r"Filter\(.*\) failed on rows of .*0\.parquet: Arrow"):
+        data.read_parquet(folder).filter(expr="a > 'x'").take_all()
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
