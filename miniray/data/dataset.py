@@ -351,11 +351,11 @@ class Dataset(Rearranging):
         """Return a dataset of these rows that has ranges: this one, or its blocks."""
         if counted(optimised(self._plan)):
             return self
-        blocks = self.materialize()
-        if counted(blocks._plan):
-            return blocks
-        # Those that were given as refs do not tell their rows: tasks count them.
-        return blocks._of(Stage((blocks._plan,), ())).materialize()
+        blocks: Dataset = self.materialize()
+        if not counted(blocks._plan):
+            # Those that were given as refs do not tell their rows: tasks count them.
+            blocks = blocks._of(Stage((blocks._plan,), ())).materialize()
+        return blocks
 
     def _between(self, ends: Callable[[int], Sequence[int]]) -> list[Any]:
         """Return the ranges of rows between numbers that are computed of their count, lazily."""
