@@ -227,7 +227,7 @@ class Cluster:
                 return
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"After {timeout} s the head knows {len(alive)} living nodes, "
+                    f"After {timeout} s the head lists {len(alive)} living nodes, "
                     f"not {len(expected)}."
                 )
             time.sleep(0.02)

@@ -136,5 +136,5 @@ class JobConfig:
         for name in job_config_json:
             if name not in arguments and name not in known:
                 hint = check.suggestion(name, {*arguments, *known})
-                raise TypeError(f"JobConfig.from_json() knows no {name!r}.{hint}")
+                raise TypeError(f"JobConfig.from_json() has no field {name!r}.{hint}")
         return cls(**{arguments.get(name, name): job_config_json[name] for name in job_config_json})

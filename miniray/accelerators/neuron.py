@@ -63,7 +63,7 @@ class NeuronCore(Family):
                 continue
             if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
                 raise AcceleratorRequestError(
-                    f"{variable}={environ[variable]!r} has a range {item.strip()!r} that is none: "
+                    f"{variable}={environ[variable]!r} has an invalid range {item.strip()!r}: "
                     "write the lower core first, as in 0-3"
                 )
             cores += map(str, range(int(first), int(last) + 1))

@@ -127,7 +127,7 @@ class Reading:
             collate_fn: Makes a batch of a dictionary of NumPy arrays; one of
                 ``miniray.data.collate_fn`` gets the format that it is named after.
             drop_last: Leave out rows that do not fill a batch.
-            local_shuffle_buffer_size: Mix rows within so many that follow each other.
+            local_shuffle_buffer_size: Mix rows within windows of this many.
             local_shuffle_seed: From which that order is drawn.
             pin_memory: Put tensors into pinned memory.
 

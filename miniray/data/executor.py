@@ -350,8 +350,8 @@ def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> 
         needed = ", of which the tasks that read the data need one" if name == "CPU" else ""
         raise DataError(
             f"The pools of {root.name} hold {amount:g} {name} together, of "
-            f"{resources.get(name, 0):g} that there are{needed}. A pool lives until what it has "
-            f"made was read. Use fewer actors, let them hold less, or call materialize() between "
+            f"{resources.get(name, 0):g} that there are{needed}. A pool lives until its results "
+            f"were read. Use fewer actors, let them hold less, or call materialize() between "
             f"two pools."
         )
 

@@ -90,7 +90,7 @@ def unpack(content: bytes, target: Path, what: str) -> None:
                 _extract(archive, member, target)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
             # zipfile has RuntimeError for encrypted members and NotImplementedError for
-            # compression methods it does not know.
+            # compression methods that it lacks.
             raise RuntimeEnvSetupError(f"{what} can't be unpacked: {error}.") from error
 
 

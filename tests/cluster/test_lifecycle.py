@@ -361,7 +361,7 @@ def test_a_cluster_of_several_nodes_is_waited_for_and_shut_down() -> None:
         cluster.wait_for_nodes()
         os.kill(node.pids["node"], signal.SIGKILL)
         wait_until(lambda: sum(each["Alive"] for each in miniray.nodes()) == 1)
-        with pytest.raises(TimeoutError, match="knows 1 living nodes, not 2"):
+        with pytest.raises(TimeoutError, match="lists 1 living nodes, not 2"):
             cluster.wait_for_nodes(timeout=0.1)
         cluster.shutdown()
         assert not miniray.is_initialized()
