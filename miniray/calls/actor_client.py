@@ -149,7 +149,7 @@ class ActorClient(Channel):
         self._sent.pop(call.number, None)
 
     def put_back(self, call: Call) -> None:
-        """Queue a call that was sent, before those that were made later: they may need its result.
+        """Queue a call that was sent, before later calls: they may need its result.
 
         A call that waits for its refs holds up all that are queued behind it, so one that it waits
         for must not be among these.
@@ -232,7 +232,7 @@ class ActorClient(Channel):
         self._fail_outside()
 
     def _leave(self, at_once: bool) -> None:
-        """Settle what was sent to its last process, once all replies from there have come."""
+        """Settle the calls sent to its last process, once all replies from there have come."""
         if self._peer is not None:
             self._ending, self._peer = self._peer, None
         ending = self._ending

@@ -1,4 +1,4 @@
-"""One call that this process has made: its arguments, what sends it, what is kept to repeat it.
+"""One call that this process has made: its arguments, its channel, and its record for a repeat.
 
 Refs among the arguments themselves, not inside them, are taken out: the executor gets their values.
 """
@@ -145,7 +145,7 @@ class Call:
     siblings: dict[int, Call] | None = None
 
     def join(self, siblings: dict[int, Call]) -> None:
-        """Enter this call among those that the running call has made."""
+        """Enter this call among the calls that the running call has made."""
         self.siblings = siblings
         siblings[self.number] = self
 

@@ -1,4 +1,4 @@
-"""A head that starts again: from what was kept and what daemons report to one state.
+"""A head that starts again: one state from the stored records and the daemons' reports.
 
 What runs where is the daemons' truth. Nothing is granted on a node before it has
 reported; a node that does not come back within the node timeout is lost.
@@ -109,7 +109,7 @@ class HeadRecovery:
         """Add a node with what runs there: known leases are taken over, others ended.
 
         ``lately`` are reports of ends that earlier heads may have missed.
-        Raises ValueError if what it reports does not fit it.
+        Raises ValueError if its reports do not fit it.
         """
         cluster = self._cluster
         running = {report.lease: (report, _held(node, report)) for report in reports}

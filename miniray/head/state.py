@@ -321,7 +321,7 @@ class ClusterState:
         )
 
     def _all_nodes(self) -> tuple[ClusterNode, ...]:
-        """Return living and lost nodes, without those that drivers outside bring."""
+        """Return living and lost nodes, without the nodes of drivers outside the cluster."""
         nodes = self._cluster.nodes
         return tuple(node for node in (*nodes, *nodes.lost()) if not node.drivers_only)
 

@@ -306,7 +306,7 @@ class SqliteStorage(Storage):
 
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         record = None if value is None else marshal.dumps((namespace, key, value))
-        place = marshal.dumps((namespace, key), 0)  # a version in which what is equal looks so
+        place = marshal.dumps((namespace, key), 0)  # version 0: equal values, equal bytes
         self._change(_VALUE, place, record)
 
     def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
@@ -391,7 +391,7 @@ class SqliteStorage(Storage):
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     async def close(self) -> None:
-        """Write what is left, then close the file."""
+        """Write the remaining changes, then close the file."""
         self._closing.set()
         if self._writing is not None:
             await self._writing

@@ -65,7 +65,7 @@ class WaitingDemands:
     def pending(self, job_id: bytes | None = None, least: float = 0.0) -> list[PendingDemand]:
         """Return the waiting requests, equal shapes together, then placement groups.
 
-        Of a job, or all; and only those that have waited ``least`` seconds, or cannot be served.
+        Of a job, or all; only requests that have waited ``least`` seconds, or cannot be served.
         """
         long_ago = self._cluster.grants.timers.time() - least
         shapes: dict[Any, list[Request]] = {}

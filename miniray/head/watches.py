@@ -38,7 +38,7 @@ class Watches:
     def __post_init__(self) -> None:
         #: By watcher, the rows of each listing but of actors; None before the first push.
         self._known: dict[bytes, dict[str, Rows | None]] = {}
-        #: By watcher of actors, those that are still to be described.
+        #: By watcher of actors, the actors that are still to be described.
         self._actors: dict[bytes, dict[bytes, None]] = {}
         self._due = False
         self._pause = _BETWEEN

@@ -134,7 +134,7 @@ class Probes:
         return {"way": way, "samples": samples}
 
     def joined(self, client: Client) -> None:
-        """Have a process that begins during a recording take part in what is left of it."""
+        """Have a process that begins during a recording take part in the rest of it."""
         left = self._recorded_until - time.monotonic()
         if left > 0 and not client.is_command:
             asking = self._ask([client], left + _GRACE, "timeline", left)

@@ -38,7 +38,7 @@ class IgnoredSignals:
         self._in_hook = False
 
     def install(self) -> None:
-        """Replace the hook for ignored exceptions, which gets what is not ours."""
+        """Replace the hook for ignored exceptions; the old one gets all that are not ours."""
         self._others = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 

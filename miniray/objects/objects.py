@@ -399,7 +399,7 @@ class ObjectTable:
 
 
 def _notify(waiter: Callable[[Entry], None], entry: Entry) -> None:
-    """Call a waiter; log what it raises, as when its event loop was closed."""
+    """Call a waiter; log its exception, as when its event loop was closed."""
     try:
         waiter(entry)
     except Exception:

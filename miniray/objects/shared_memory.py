@@ -225,7 +225,7 @@ class SharedMemory:
         return self.link.node_request(method, args, timeout=time_left(deadline), undo=undo)
 
     def _before_request(self) -> None:
-        """Return to the daemon what it lacks."""
+        """Return to the daemon the memory that it lacks."""
         if self._is_short:
             self._is_short = False
             self._return_all()
@@ -233,7 +233,7 @@ class SharedMemory:
             self.report_unmapped()
 
     def _return_all(self) -> None:
-        """Return all unused memory to the daemon: what is kept, and what only garbage refers to.
+        """Return all unused memory to the daemon: kept mappings, and values of garbage.
 
         Finding garbage takes time, so it is done only as often as that is a small part of all time.
         """
@@ -347,7 +347,7 @@ class SharedMemory:
         hooks.call()
 
     def _remember(self, key: Location, segment: int, block: Block) -> None:
-        """Keep mapped what is read a second time: it may be read a third time."""
+        """Keep a value mapped that is read a second time: it may be read a third time."""
         old: list[Block] = []  # let go after the section: their end is reported
         with self._lock:
             if key not in self._read:
@@ -404,7 +404,7 @@ class SharedMemory:
         self.link.node_notice("unmapped", gone)
 
     def close(self) -> None:
-        """Unmap what has no view."""
+        """Unmap all segments without a view."""
         self.warm.close()
         self._drop_kept()
         self.report_unmapped()

@@ -131,7 +131,7 @@ class Interrupts:
             handler(number, frame)
 
     def release(self) -> None:
-        """Let signals through: run the handlers of those that wait, which may raise."""
+        """Let signals through: run the handlers of waiting signals, which may raise."""
         self.held = False
         if self._pending:
             try:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     #: Sends a request, a method and its arguments, and gives the answer to the last argument.
     _Asks = Callable[[str, tuple[Any, ...], Callable[[Any, Any, int], None]], None]
 
-#: Seconds that the daemon may take to put a report together, beyond what it waits for others.
+#: Seconds that the daemon may take to put a report together, beyond its wait for others.
 _PATIENCE = 10.0
 
 
@@ -316,7 +316,7 @@ class NodeLink:
         on_relayed: Callable[[bytes, bytes, list[bytes]], None],
         on_lost: Callable[[], object],
     ) -> None:
-        """Hand on what comes, beginning with what has come already. In the loop's turn.
+        """Pass messages on, beginning with the ones that have come already. In the loop's turn.
 
         Args:
             on_push: Called with topic and body of a push.

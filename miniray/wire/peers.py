@@ -85,7 +85,7 @@ class RelaySender:
         self._on_written: Callable[[], object] | None = None
 
     def send(self, message: tuple[Any, ...]) -> bool:
-        """Send a message, perhaps together with those that follow it closely; True.
+        """Send a message, perhaps together with close successors; return True.
 
         Raises:
             ValueError: The message is too large.
@@ -226,7 +226,7 @@ class Peer:
         return isinstance(self.channel, Connection)
 
     def flush(self) -> None:
-        """Wait until what was sent is written, or the peer is gone (at a planned exit)."""
+        """Wait until all sent messages are written, or the peer is gone (at a planned exit)."""
         self.channel.flush_blocking(None)
 
 

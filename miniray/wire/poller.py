@@ -19,7 +19,7 @@ class Posted(Protocol):
     """What keeps messages for a moment so that they leave together."""
 
     def flush_posted(self) -> None:
-        """Write what is kept."""
+        """Write the kept messages."""
 
 
 class Poller(Protocol):
@@ -49,7 +49,7 @@ class Poller(Protocol):
 
 T = TypeVar("T")
 
-#: With one processor, staying awake only keeps away what is waited for.
+#: With one processor, staying awake only delays the process that is waited for.
 _SEVERAL = len(os.sched_getaffinity(0)) > 1
 #: Waits that ``rest`` lasts for.
 _REST = 16

@@ -138,7 +138,7 @@ class Interruption:
         """Keep a cancel out: between a value and its message, it would leak the value.
 
         Raises:
-            TaskCancelledError: it came; behind what was put off for.
+            TaskCancelledError: A cancel came meanwhile; raised after the block.
         """
         allowed, self.allowed = self.allowed, False
         yield

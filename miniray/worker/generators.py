@@ -131,7 +131,7 @@ class Generators:
         return False
 
     def _await_reader(self, work: Work, sent: int) -> None:
-        """Wait until the caller has taken enough of what was sent (backpressure)."""
+        """Wait until the caller has taken enough of the sent items (backpressure)."""
         while not self.may_go_on(work, sent):
             work.consumed_changed.clear()
             if self.may_go_on(work, sent):

@@ -273,7 +273,7 @@ class WorkerProcess:
                 return
 
     def close(self) -> None:
-        """Write what is queued for others, and read what they answer to what was handed over."""
+        """Write the queued messages, and read the answers to what was handed over."""
         # Wait for the other ends: they may take any time to read.
         self.runtime.link.node_notice("finishing")
         for peer in self.runtime.peers.all():

@@ -186,7 +186,7 @@ class Results:
         self._look_if_counted()
 
     def caller_gone(self, caller: Peer) -> None:
-        """Drop what was kept for a caller that is gone."""
+        """Drop the refs kept for a caller that is gone."""
         with self._lock:
             dropped = self._pins.pop(caller.process_id, None)
         del dropped
@@ -264,7 +264,7 @@ class Replies:
         self._end_child = end
 
     def write_before(self, work: Work) -> None:
-        """Write the answers that wait, unless what is begun is known to be quick."""
+        """Write the answers that wait, unless the call that begins is known to be quick."""
         if work.target not in self._quick:
             self.runtime.loop.flush_posted()
 

@@ -128,7 +128,7 @@ class _Names:
 
 
 class DescriptorWriter(io.BufferedIOBase):
-    """Writes all of what it is given to a descriptor at once.
+    """Writes all bytes that it is given to a descriptor at once.
 
     Args:
         descriptor: Where to write; closing the writer leaves it open, because C code
@@ -189,7 +189,7 @@ def install(file: int) -> None:
 
 
 def flush_all() -> None:
-    """Write what is left of unfinished lines; for exits that skip the interpreter's own."""
+    """Write unfinished lines; for exits that skip the interpreter's own."""
     _flush(sys.stdout)
     _flush(sys.stderr)
 

@@ -413,7 +413,7 @@ class ActorRegistry:
     def node_reports(
         self, node: ClusterNode, processes: Mapping[int, bytes], without_bundle: Container[int]
     ) -> None:
-        """Take over the actors that a node reports; those that it lacks have ended."""
+        """Take over the actors that a node reports; the ones that it lacks have ended."""
         for actor, lease in self._awaited.pop(node.id, ()):
             if actor.lease != lease:  # it has ended
                 continue

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.resources import ResourcePool
 
-    #: Of each bundle its pool, and what was allocated there.
+    #: Each bundle's pool, and the allocation there.
     Placed = dict[int, tuple[ResourcePool, Allocation]]
 
 _Item = TypeVar("_Item")
@@ -227,7 +227,7 @@ def match(candidates: Mapping[_Item, Sequence[_Place]]) -> dict[_Item, _Place] |
 
 
 def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) -> Placed | None:
-    """Place every missing bundle of a group, or none; those that have a node keep it.
+    """Place every missing bundle of a group, or none; placed bundles keep their node.
 
     Reservations of ``owner`` may be used. If there is no place for all, return None and
     allocate none.

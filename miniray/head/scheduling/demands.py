@@ -80,7 +80,7 @@ class LeaseRequest(NamedTuple):
     #: Names the request while it waits and the lease once it is granted.
     lease_id: int
     demand: Demand
-    #: Node that the default policy prefers: where the requester runs, or what it will read is.
+    #: Node that the default policy prefers: that of the requester, or of the values it will read.
     near: str | None = None
     #: Prefer it as long as it has capacity, not only while the policy packs.
     fill: bool = False

@@ -115,9 +115,9 @@ class Devices:
         return positions
 
     def soonest(self, units: int, later: Devices) -> DeviceShares:
-        """Choose the devices to wait for: of those that will have this much, the freest now.
+        """Choose the devices to wait for: the freest now of all that will have this much.
 
-        ``later`` are the same devices once what is expected to end has ended; it fits then.
+        ``later`` are the same devices after the expected ends; the amount fits then.
         """
         will = [at for at, free in enumerate(later.free) if free >= min(units, UNIT)]
         will.sort(key=lambda position: -self.free[position])
@@ -237,7 +237,7 @@ class DeviceGrid(Devices):
         return tuple(self._beyond(aside))
 
     def soonest(self, units: int, later: Devices) -> DeviceShares:
-        """Choose the block to wait for: of those that will be whole, the freest now."""
+        """Choose the block to wait for: the freest now of all that will be whole."""
         if units < UNIT:
             return super().soonest(units, later)
         blocks = [block for block in self._blocks[units // UNIT] if _is_whole(later.free, block)]

@@ -1,4 +1,4 @@
-"""Why a demand waits: the best node for it, and what is missing there, in numbers.
+"""Why a demand waits: the best node for it, and the missing amounts there.
 
 Responsible for finding and wording the reason; not for deciding what is placed.
 """
@@ -328,7 +328,7 @@ def _most(pool: ResourcePool, name: str, units: int) -> int:
 
 
 def _gap(needs: Needs, pool: ResourcePool) -> float:
-    """Return how much is missing, each resource as a share of what is needed of it."""
+    """Return how much is missing, each resource as a share of the needed amount."""
     return sum(max(0.0, 1 - _available(pool, name, units) / units) for name, units in needs)
 
 

@@ -95,7 +95,7 @@ def _reservation(
 
 
 def lift(owner: ShapeQueue | Group) -> list[ResourcePool]:
-    """Drop what is set aside for an owner; return the pools that others may use again."""
+    """Drop the reservations of an owner; return the pools that others may use again."""
     if isinstance(owner.reserved, list):
         pools, owner.reserved = owner.reserved, []
     else:

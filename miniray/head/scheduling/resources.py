@@ -91,7 +91,7 @@ class ResourcePool:
         return True
 
     def admits(self, owner: object, needs: Needs) -> bool:
-        """Return whether this fits now, beside what is reserved for others than the owner."""
+        """Return whether this fits now, without the reservations of others than the owner."""
         if not self.fits(needs):
             return False
         aside = self.reservation
@@ -146,12 +146,12 @@ class ResourcePool:
         return tuple(found)
 
     def _aside(self, owner: object) -> Reservation:
-        """Return what is set aside for others than the owner."""
+        """Return the capacity that is reserved for others than the owner."""
         reservation = self.reservation
         return _NOTHING if reservation is None or reservation.owner is owner else reservation
 
     def most(self, name: str) -> int:
-        """Return the most of a resource that one demand can have now, beside what is set aside."""
+        """Return the most of a resource that one demand can have now, without reservations."""
         aside = self._aside(None)
         devices = self.devices.get(name)
         if devices is not None:
@@ -159,7 +159,7 @@ class ResourcePool:
         return self.free.get(name, 0) - aside.scalars.get(name, 0)
 
     def has_room_set_aside(self) -> bool:
-        """Return whether all that is set aside here is free by now."""
+        """Return whether all reserved capacity here is free by now."""
         aside = self.reservation or _NOTHING
         return all(self.free[name] >= units for name, units in aside.scalars.items()) and all(
             free >= units

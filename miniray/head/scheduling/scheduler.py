@@ -71,7 +71,7 @@ class ClusterScheduler:
         table.domain.pools.add(node.node_id, node)
         for pool in (node, *table.groups.on_node(node.node_id)):
             table.grow(pool)
-        table.reserve_soon()  # those that no node could serve may have waited long
+        table.reserve_soon()  # requests that no node could serve may have waited long
         return table.settle(Decisions(), now)
 
     def await_nodes(self) -> None:

@@ -138,7 +138,7 @@ class ResourceTable:
         self.lift(queue)
 
     def head_changed(self, queue: ShapeQueue) -> None:
-        """Drop what is set aside for a queue unless its head has waited long too."""
+        """Drop the reservations of a queue unless its head has waited long too."""
         if not queue.waiting or queue.head.since > self.time - self._reserve_after:
             self.lift(queue)
 

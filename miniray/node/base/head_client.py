@@ -123,7 +123,7 @@ class Unconfirmed:
             del self._open[key]
 
     def to_repeat(self, waiting: Iterable[head_pb2.FromNode]) -> list[head_pb2.FromNode]:
-        """Return what was sent and may be lost, in the order of sending, open requests last.
+        """Return the sent messages that may be lost, in the order of sending, open requests last.
 
         Messages that still wait to be sent are not repeated.
         """

@@ -372,7 +372,7 @@ class SharedObjects:
         return own | self._transfers.table_sizes() | self._serving.table_sizes()
 
     def figures(self) -> list[tuple[str, dict[str, str], float]]:
-        """Return what is a metric of values on this node, to any thread: (name, labels, value)."""
+        """Return the metrics of values on this node, to any thread: (name, labels, value)."""
         spilling, received = self.spilling, self._transfers.received
         moving = self._serving.mover.table_sizes()
         segments = list(self.store)

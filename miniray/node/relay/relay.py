@@ -95,7 +95,7 @@ class RelayHub:
         outbox = self._outboxes.pop(node_id, None)
         inbox = self._inboxes.pop(node_id, None)
         if inbox is not None or outbox is not None:
-            # If it lives, it sends again what was not acknowledged, which may have come.
+            # If it lives, it sends unacknowledged messages again, which may have come.
             self._given_up[node_id] = inbox or Inbox()
             if len(self._given_up) > _REMEMBERED:
                 self._given_up.popitem(last=False)

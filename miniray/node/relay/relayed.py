@@ -120,7 +120,7 @@ def _is_kept(message: Relayed) -> bool:
 
 
 class Outbox:
-    """Messages for one other node: those that wait, and those that it may not have received."""
+    """Messages for one other node: waiting ones, and ones that it may not have received."""
 
     def __init__(self) -> None:
         #: Names this numbering; there is a new one after the node was given up and came back.
@@ -254,7 +254,7 @@ class Inbox:
         return batch
 
     def remind(self) -> None:
-        """Have a stream acknowledge now what is not acknowledged yet."""
+        """Have a stream send the due acknowledgement now."""
         self.is_due, self.will_remind = self.arrived, False
         for writer in self.writers if self.is_due else ():
             writer.set()

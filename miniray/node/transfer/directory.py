@@ -124,7 +124,7 @@ class SpreadTree:
         self._leave(node)
 
     def node_died(self, node: bytes) -> None:
-        """Forget a node; those that copied from it request another."""
+        """Forget a node; nodes that copied from it request another."""
         self._leave(node)
         self._retire(node)
         self.nodes.discard(node)
@@ -175,7 +175,7 @@ class Directory:
             self.relay.send(node_id, Relayed(notice=r.FREED, items=key))
 
     def copied(self, node_id: bytes, keys: Iterable[Key]) -> None:
-        """Enter a node that has values now, or is back with them; it drops those that are freed."""
+        """Enter a node that has values now, or is back with them; it drops freed values."""
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None:

@@ -227,7 +227,7 @@ def _in_thread(function: Callable[..., object], *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
-# --- what is still being filled ---------------------------------------------------------------
+# --- memory that is being filled --------------------------------------------------------------
 class CutOffError(Exception):
     """The other end left before the end, or the memory is filled no further."""
 
@@ -293,7 +293,7 @@ def send(
     size: int,
     filling: Filling | None = None,
 ) -> None:
-    """Send memory from an offset to its end; what is being filled, as it comes.
+    """Send memory from an offset to its end; memory that is being filled, as bytes come.
 
     The other end of a plain socket still reads the memory when this returns.
 
@@ -364,7 +364,7 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 # --- within a machine -------------------------------------------------------------------------
 def show(sock: socket.socket, fd: int, size: int, filling: Filling | None) -> None:
-    """Show memory to the other end; of what is being filled, report on request how much is there.
+    """Show memory to the other end; while it is being filled, report on request how much is there.
 
     Args:
         sock: The connection.
@@ -441,7 +441,7 @@ def _more(sock: socket.socket, there: int) -> int:
         CutOffError: the other end has left, or wants this one to leave.
     """
     sock.sendall(_MORE)
-    word = sock.recv(_THERE.size)  # sent at once, and what is small is not cut in two
+    word = sock.recv(_THERE.size)  # sent at once: a word is too small to be split
     if len(word) != _THERE.size:
         raise _shown_no_further(there)
     more: int = _THERE.unpack(word)[0]

@@ -37,7 +37,7 @@ _ENDED = "its transfer to the node that passes it on ended"
 
 
 class Arriving:
-    """A copy that is on its way to this node; what has come can be passed on already."""
+    """A copy in flight to this node; the part that has come can be passed on already."""
 
     def __init__(self) -> None:
         #: None until it has memory; its node gets no request before.

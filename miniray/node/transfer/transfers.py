@@ -311,7 +311,7 @@ class Pulls:
     def __post_init__(self) -> None:
         self._store = self.copies.store
         self._pulls: dict[Key, _Pull] = {}
-        #: Bytes of these, and of those that were begun for `wait`.
+        #: Bytes of these, and of the ones that were begun for `wait`.
         self._moving = self._ahead = 0
         #: By process and number of its request.
         self._waiters: dict[_Name, Waiter] = {}

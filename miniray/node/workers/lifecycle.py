@@ -292,7 +292,7 @@ def quarantine_of(worker: Worker, since: float | None = None) -> head_pb2.Quaran
 
 
 def _named(pids: Iterable[int]) -> list[head_pb2.Process]:
-    """Name processes as the kernel does; leave out those that are gone.
+    """Name processes as the kernel does; leave out processes that are gone.
 
     Their command lines are not read: they are in memory that the kernel may have locked for as
     long as the process hangs, and then the reader hangs too.

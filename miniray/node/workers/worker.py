@@ -440,7 +440,7 @@ def process_spec(
 
 
 def preload(lease: NodeLease, python: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the modules that a worker's template must have, and those that it should have."""
+    """Return the modules that a worker's template must have, and the ones that it should have."""
     if python is not None:
         return (), ()
     spec = lease.spec
