@@ -201,7 +201,7 @@ Times = dict[str, list[float]]
 
 
 class EndedCalls:
-    """How many calls have ended, and how long they took, by name."""
+    """Numbers and durations of ended calls, by name."""
 
     def __init__(self) -> None:
         #: Finished and failed ones by name (of actors ``Class.method``), by Ray's name for a kind.

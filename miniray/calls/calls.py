@@ -106,7 +106,7 @@ class CallTable:
         except BaseException:
             self._end(call)
             raise
-        if self._link.lost:  # looked at after the call is open: it fails here, or with all that are
+        if self._link.lost:  # checked after the call is open: it fails here, or with all that are
             self.fail(call, self._link.end())
 
     def _await_dependencies(self, call: Call) -> bool:
@@ -466,7 +466,7 @@ class CallTable:
         self._end(call)
 
     def _end(self, call: Call) -> None:
-        """Forget a call that has its result, and let go of what it holds; once."""
+        """Forget a call that has its result, and release what it holds; once."""
         if self.open.pop(call.number, None) is None:
             return
         if self._by_id is not None:

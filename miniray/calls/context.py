@@ -58,7 +58,7 @@ class Execution:
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ProcessFacts:
-    """What a process is for the cluster; set once when it attaches, then by its lease."""
+    """A process's role in the cluster; set once when it attaches, then by its lease."""
 
     process_id: bytes
     node_id: bytes

@@ -45,12 +45,12 @@ RATE = 1 << 30
 SHORTEST, LONGEST = 0.1, 1.0
 #: Seconds for which no task waits for a node after a task has waited for it without success.
 FULL_FOR = 1.0
-#: How many of the waiting tasks are looked at for each lease.
+#: Number of waiting tasks that are examined for each lease.
 LOOK = 16
 
 
 class Shape(NamedTuple):
-    """What tasks have in common that can run on the same lease."""
+    """Common properties of tasks that can run on the same lease."""
 
     #: Equal for tasks of one shape.
     key: str
@@ -168,7 +168,7 @@ class HeldLease:
 
     @property
     def calls_left(self) -> int:
-        """How many tasks its worker may run after those sent; 0 also if there is no limit."""
+        """The number of tasks its worker may run after the sent ones; 0 also without a limit."""
         return max(0, self._unused + self.remaining)
 
     @property
@@ -199,7 +199,7 @@ class TaskGroup:
     wishes: dict[int, Wish] = dataclasses.field(default_factory=dict)
     #: A lease was left to others, as all of the first tasks still wait for certain nodes.
     refused: bool = False
-    #: When they are looked at again, as one will have waited long enough.
+    #: When they are examined again, as one will have waited long enough.
     next_look: float = math.inf
     #: Nodes for which a task waited without success, and when that was.
     _full: dict[bytes, float] = dataclasses.field(default_factory=dict)

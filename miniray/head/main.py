@@ -186,7 +186,7 @@ def run_head(options: HeadOptions) -> None:
     """
     set_title("head")
     log_to(options.session_dir / "logs" / "head.log")
-    # A full collection looks at all of the head's state, which is a second at a million objects,
+    # A full collection scans all of the head's state, which is a second at a million objects,
     # and frees nothing: reference counts free what is taken out of the tables.
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)

@@ -67,7 +67,7 @@ class Storage:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Saved:
-    """What was kept by the heads of this cluster before."""
+    """The records that earlier heads of this cluster kept."""
 
     cluster_id: str
     #: Of this start; the first one is 1.

@@ -1,1 +1,1 @@
-"""What travels between processes, and how its form is checked."""
+"""Messages between processes, and the checks of their form."""

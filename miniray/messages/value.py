@@ -22,7 +22,7 @@ class ActorExit(BaseException):
 
 
 class Death(NamedTuple):
-    """Why an actor is dead: as the head keeps it, and as it travels."""
+    """An actor's cause of death: as the head keeps it, and as it travels."""
 
     #: Name of a DeathCause.
     cause: str

@@ -177,7 +177,7 @@ class WorkerNotices:
 
 # --- the head ------------------------------------------------------------------------------
 class MemberEvents(Protocol):
-    """What the daemon does on messages of the head."""
+    """Handlers of the daemon for messages of the head."""
 
     def heartbeat(self) -> head_pb2.Heartbeat:
         """Return the usage of this node."""

@@ -1,4 +1,4 @@
-"""What calls of generators return: refs as they come, or all of them at the end.
+"""Results of calls of generators: refs as they come, or all of them at the end.
 
 Items arrive one by one, each as an object of its own. ``StreamState`` is the caller's side of one
 call; what user code iterates over stands on it.

@@ -103,7 +103,7 @@ class Entry:
 
 
 class Outside(Protocol):
-    """What the table needs from the rest of the process. Called without the table's lock."""
+    """Interface of the table to the rest of the process. Called without the table's lock."""
 
     def free_shared(self, value: Value) -> None:
         """Free a value of this owner in shared memory."""

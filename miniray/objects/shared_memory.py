@@ -165,7 +165,7 @@ class SharedMemory:
         self._look_again_at = 0.0
         #: Segments whose last view went away; reported in batches.
         self.unmapped: collections.deque[int] = collections.deque()
-        #: The daemon has said that memory is short, since the last request.
+        #: Whether the daemon has reported, since the last request, that memory is short.
         self._is_short = False
         self.warm = WarmMemory(self.link)
         # Reentrant: a garbage collection may run user code, which may get, in any section.

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for which an error that was printed, or raised, stands for others of its kind.
 WINDOW = 10.0
-#: Errors that wait to be looked at; of further ones only the number is reported.
+#: Errors that wait for a check; of further ones only the number is reported.
 MOST_WAITING = 20
 
 _Kind = tuple[str, type[BaseException]]

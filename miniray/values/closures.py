@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 #: More than any call carries.
 _TOLD = sys.maxsize
-#: Places in user code whose calls were looked at, by code and line: bytes of the largest of them.
+#: Places in user code whose calls were examined, by code and line: bytes of the largest of them.
 _looked_at: weakref.WeakKeyDictionary[CodeType, dict[int, int]] = weakref.WeakKeyDictionary()
 
 
 def dumps_checked(
     target: Callable[..., Any] | type, name: str
 ) -> tuple[bytes, list[ObjectRef[Any]]]:
-    """Pickle code as ``dumps_code`` does, and look at what is large.
+    """Pickle code as ``dumps_code`` does, and check its size.
 
     Raises:
         TypeError: It cannot be pickled and has no module to be imported from.
@@ -69,7 +69,7 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: in
     """Warn that a call carries much data, and name it; once for each place that calls.
 
     Data may be meant to be large. A function, a method or an object of the user's is more likely to
-    have dragged it in: for those, the limit is lower. A place is looked at again when its calls
+    have dragged it in: for those, the limit is lower. A place is examined again when its calls
     carry twice as much, since a look takes as long as pickling what they carry.
     """
     caller, _ = user_frame()
@@ -109,7 +109,7 @@ def _warn(text: str) -> None:
 
 #: Types of plain data.
 _PLAIN = (int, float, complex, str, bytes, bytearray, memoryview, type(None))
-#: Items of a container that are looked at, as they are mostly of one kind, and how deep.
+#: Items of a container that are examined, as they are mostly of one kind, and how deep.
 _SAMPLE, _LEVELS = 20, 3
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-#: Parts of one value that are looked at.
+#: Parts of one value that are examined.
 _MOST = 10_000
 
 
@@ -164,7 +164,7 @@ _MIN_BYTES = 1024
 
 
 class _Thread(threading.local):
-    """What this thread is pickling or unpickling."""
+    """State of this thread's pickling or unpickling."""
 
     #: It has met a tensor.
     met_tensor = False

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ALIGNMENT, SMALL_ALIGNMENT = 64, 16
 _LARGE = 1024
 _HEAD = struct.Struct("<QQ")
-#: Types whose pickle needs neither cloudpickle nor a look at refs.
+#: Types whose pickle needs neither cloudpickle nor a search for refs.
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 #: Above this a `bytes` object is stored as it is, without a pickle around it.
 _PLAIN_LIMIT = 64 * 1024
@@ -162,7 +162,7 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
 
 
 class _Parts:
-    """What a pickler writes to. It gives large bytes as they are, which need not be copied.
+    """The file of a pickler. It passes large bytes on as they are, without a copy.
 
     A bytearray could be made longer or shorter by another thread before it is stored, which is
     refused as long as there is a view of it.

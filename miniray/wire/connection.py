@@ -52,7 +52,7 @@ _now = time.perf_counter
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Endpoint:
-    """What the connections of one part of a process have in common."""
+    """Settings that the connections of one part of a process share."""
 
     #: The loop that serves them.
     poller: Poller

@@ -320,8 +320,8 @@ class IOLoop:
         self._take_turn(self._sockets.poll(0))
 
     def nudge(self) -> None:
-        """Make a thread that serves look at its gate."""
-        # One that runs a callback looks at it afterwards; a signal's handler interrupts a poll
+        """Make a thread that serves check its gate."""
+        # One that runs a callback checks it afterwards; a signal's handler interrupts a poll
         # that then goes on.
         if self._server and self._in_turn != self._server:
             fd = self._nudge_fd

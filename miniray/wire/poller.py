@@ -1,4 +1,4 @@
-"""What a connection needs from the loop that serves it, and how a loop waits."""
+"""Interface of the loop that serves a connection, and the way in which a loop waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_SIZE = 256 * 1024
 
 
 class Posted(Protocol):
-    """What keeps messages for a moment so that they leave together."""
+    """Keeps messages for a moment so that they leave together."""
 
     def flush_posted(self) -> None:
         """Write the kept messages."""

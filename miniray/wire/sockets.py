@@ -1,4 +1,4 @@
-"""What connections are made of: Unix sockets, frames, queues, passed descriptors.
+"""Parts of connections: Unix sockets, frames, queues, passed descriptors.
 
 The kernel says whose process is at the other end; only this user's are let in.
 """

@@ -135,7 +135,7 @@ class _Terminal:
         try:
             self._sock.sendall(text.encode("utf-8", "backslashreplace"))
         except OSError as error:
-            logger.debug("a debugger's terminal is gone: %s", error)  # the next read says so
+            logger.debug("a debugger's terminal is gone: %s", error)  # the next read reports it
         return len(text)
 
     def flush(self) -> None:

@@ -65,7 +65,7 @@ _AGAIN, _AGAIN_AT_MOST = 0.02, 1.0
 
 
 class Interruption:
-    """What runs in the main thread, and whether a cancel may raise there."""
+    """The call that runs in the main thread, and whether a cancel may raise there."""
 
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop
@@ -249,7 +249,7 @@ class Executor:
         work = self._open.get((peer.process_id, number))
         if work is None:
             return
-        work.recursive = recursive  # first: code that sees it cancelled looks at this too
+        work.recursive = recursive  # first: code that sees it cancelled reads this too
         work.execution.cancelled = True
         forget_arguments(self._runtime, work)
         self.interrupt(work, force)

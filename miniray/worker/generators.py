@@ -1,4 +1,4 @@
-"""What the generators of calls yield: a fixed number of results, or items that are sent one by one.
+"""Items of the generators of calls: a fixed number of results, or a stream, sent one by one.
 
 Items of a stream are made no further ahead than the caller reads.
 """

@@ -162,7 +162,7 @@ class WorkerProcess:
             if not self.executor.interruption.was_ignored(unraisable.exc_value):
                 sys.__unraisablehook__(unraisable)
         finally:
-            # No signal is looked at between here and the end.
+            # No signal is handled between here and the end.
             self.executor.interruption.in_hook = False
 
     def _listen(self) -> None:

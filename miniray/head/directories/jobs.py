@@ -186,7 +186,7 @@ _REFUSED = 1000
 
 @dataclasses.dataclass(eq=False, repr=False)
 class JobCode:
-    """What jobs have brought, by the names of ``code_pieces``."""
+    """The code and packages that jobs have brought, by the names of ``code_pieces``."""
 
     _kv: KeyValues
     _jobs: JobDirectory

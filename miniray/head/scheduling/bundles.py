@@ -30,7 +30,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 class BundleSpec(NamedTuple):
-    """What one bundle reserves, and where it may be."""
+    """The resources that one bundle reserves, and the nodes that may hold it."""
 
     needs: Needs
     selector: LabelSelector = ()
@@ -270,7 +270,7 @@ def plan(group: GroupPlacement, pools: Iterable[ResourcePool], owner: object) ->
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Planner:
-    """Where the bundles of one group go."""
+    """Chooses the nodes of one group's bundles."""
 
     specs: dict[int, BundleSpec]
     nodes: list[ResourcePool]

@@ -92,7 +92,7 @@ class Grant(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why a request is not granted."""
+    """The reason why a request is not granted."""
 
     lease_id: int
     reason: Reason
@@ -100,7 +100,7 @@ class Refusal(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Decisions:
-    """What the scheduler has decided in one step."""
+    """The scheduler's decisions of one step."""
 
     grants: list[Grant] = dataclasses.field(default_factory=list)
     #: Requests that can never be granted: the caller fails them.

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from miniray.head.scheduling.reasons import Reason
     from miniray.head.scheduling.resources import ResourcePool
 
-_RESERVATIONS_AT_ONCE = 16  # reservations made per call, each looks at every node
+_RESERVATIONS_AT_ONCE = 16  # reservations made per call, each examines every node
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class ResourceLease:
-    """What a lease holds of a pool."""
+    """The resources that a lease holds of a pool."""
 
     pool: ResourcePool
     allocation: Allocation

@@ -1,1 +1,1 @@
-"""What the parts of a daemon share: clients, sockets, its configuration."""
+"""Shared by the parts of a daemon: clients, sockets, its configuration."""

@@ -63,7 +63,7 @@ _HELLO = Arguments(Client, 1)
 
 
 class ClientEvents(Protocol):
-    """What the daemon does for its clients."""
+    """Handlers of the daemon for events of its clients."""
 
     def expects(self, process_id: bytes, role: str) -> bool:
         """Return whether a process of this id may run."""

@@ -147,7 +147,7 @@ class Unconfirmed:
 
 
 class SessionEvents(Protocol):
-    """What the node does for its session."""
+    """Handlers of the node for events of its session."""
 
     def hello(self) -> head_pb2.NodeHello:
         """Introduce this node."""

@@ -1,1 +1,1 @@
-"""What a daemon does for the objects of its node."""
+"""The daemon's part in the objects of its node."""

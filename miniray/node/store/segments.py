@@ -96,7 +96,7 @@ class Segment:
 
     @property
     def offset(self) -> int:
-        """Where it begins there, in bytes: whole pages."""
+        """Its offset there, in bytes: whole pages."""
         if self.memory is not None:
             return 0
         assert self.place is not None

@@ -58,7 +58,7 @@ class _File:
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class DiskPlace:
-    """Where a value is on disk."""
+    """The place of a value on disk."""
 
     file: _File
     offset: int
@@ -201,7 +201,7 @@ def allocate(place: DiskPlace) -> None:
 
 
 def write(place: DiskPlace, memory: int, stopped: Callable[[], bool]) -> None:
-    """Write as ``SpillFiles.write`` does; return early once ``stopped`` says so."""
+    """Write as ``SpillFiles.write`` does; return early once ``stopped()``."""
     with mmap.mmap(memory, place.size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
         done = 0
         while done < place.size and not stopped():
@@ -210,7 +210,7 @@ def write(place: DiskPlace, memory: int, stopped: Callable[[], bool]) -> None:
 
 
 def read(place: DiskPlace, memory: int, stopped: Callable[[], bool]) -> None:
-    """Read as ``SpillFiles.read`` does; return early once ``stopped`` says so."""
+    """Read as ``SpillFiles.read`` does; return early once ``stopped()``."""
     with mmap.mmap(memory, place.size) as mapped, memoryview(mapped) as view:
         done = 0
         while done < place.size and not stopped():

@@ -88,7 +88,7 @@ class Spilling:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for memory."""
+        """The number of requests that wait for memory."""
         return len(self._queue)
 
     # --- requests for memory -----------------------------------------------------------------
@@ -224,12 +224,12 @@ class Spilling:
     # --- out ---------------------------------------------------------------------------------
     @property
     def _is_moving_out(self) -> bool:
-        """Whether values are being written to disk, or memory goes back to the kernel."""
+        """Return whether values are being written to disk, or memory goes back to the kernel."""
         return self._leaving + self._store.memories.closing > 0
 
     @property
     def _writes(self) -> bool:
-        """Whether values may be written to disk: it has not failed a moment ago."""
+        """Return whether values may be written to disk: the last write has not just failed."""
         return not self._failure or time.monotonic() - self._failed_at >= _AFTER_FAILURE
 
     def _trouble(self) -> str:

@@ -163,7 +163,7 @@ class Sends:
         try:
             sock.sendall(COMES)
             send(sock, *given)
-            # What was shown is read out of this node's memory until the other end says so, or
+            # The other end reads what was shown out of this node's memory until it confirms, or
             # leaves.
             read = sock.recv(1)
             clean = True

@@ -49,7 +49,7 @@ class Opened(NamedTuple):
     size: int
     #: The number of the transfer that fills it, 0 if it is whole.
     job: int
-    #: Called at the end, with whether a process may still look at the memory.
+    #: Called at the end, with whether a process may still read the memory.
     released: Callable[[bool], object]
 
 

@@ -81,7 +81,7 @@ _RESERVE = 32
 
 
 class WorkerEvents(Protocol):
-    """What the daemon does for its pool of workers."""
+    """Handlers of the daemon for events of its pool of workers."""
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         """Report the end of a worker that is gone, or given up; the pool has forgotten it."""
