@@ -70,7 +70,11 @@ class Expr:
             case "literal":
                 return pa.scalar(self.argument)
             case "is_in":
-                return pc.is_in(*operands, value_set=pa.array(self.argument))
+                known = pa.array(self.argument)
+                (values,) = operands
+                if pa.types.is_null(values.type):  # of rows of which none has a value
+                    values = pc.cast(values, known.type)
+                return pc.is_in(values, value_set=known)
             case "cast":
                 return pc.cast(*operands, self.argument)
             case "floor_divide" | "modulo":

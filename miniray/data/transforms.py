@@ -180,8 +180,8 @@ class MapRows(UserStep):
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         at, step = 0, _FIRST
         for whole in tables:
-            if not whole.num_rows:
-                yield whole
+            if not whole.num_rows and self.kind == "Filter":
+                yield whole  # others make columns, which only a row tells
             start = 0
             while start < whole.num_rows:
                 table = whole.slice(start, min(step, whole.num_rows - start))
@@ -292,7 +292,8 @@ class TableStep(Transform):
     """A step that changes each table by itself."""
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        return (self.changed(table, where) for table in tables)
+        for table in tables:  # one without columns was empty before anything was known
+            yield self.changed(table, where) if table.num_columns or table.num_rows else table
 
     def changed(self, table: Any, where: Where) -> Any:
         """Return what becomes of a table."""
@@ -337,8 +338,6 @@ class Columns(TableStep):
     names: list[str] | Mapping[str, str]
 
     def changed(self, table: Any, where: Where) -> Any:
-        if not table.num_columns and not table.num_rows:
-            return table
         check_columns(f"{self.name}: {where.label}", self.names, table)
         found = getattr(table, self.method)(self.names)
         if len(set(found.column_names)) < found.num_columns:

@@ -503,3 +503,21 @@ def test_a_running_dataset_tells_rows_and_what_each_operator_waits_for() -> None
         assert 0 < row["rows"] <= 1000
         assert row["waits_for"] == "its reader"
         assert row["pid"]
+
+
+def test_blocks_without_rows_do_not_tell_the_columns_that_functions_make() -> None:
+    tables = [pa.table({"id": range(low, high)}) for low, high in ((0, 10), (10, 10), (10, 30))]
+    mapped = miniray.data.from_arrow(tables).filter(lambda row: row["id"] > 15)
+    renamed = mapped.map(lambda row: {"to": row["id"] - 16})
+    doubled = mapped.flat_map(lambda row: [{"to": row["id"] - 16}] * 2)
+    assert renamed.schema().names == doubled.schema().names == ["to"]
+    found = [
+        renamed.sort("to"),
+        renamed.repartition(2),
+        renamed.groupby("to").count().select_columns(["to"]),
+        renamed.filter(expr="to >= 0"),
+        renamed.rename_columns({"to": "a"}).rename_columns({"a": "to"}),
+        doubled.filter(expr="to >= 0").groupby("to").count().select_columns(["to"]),
+    ]
+    for each in found:
+        assert each.take_all() == [{"to": number} for number in range(14)]

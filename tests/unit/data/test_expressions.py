@@ -39,6 +39,13 @@ def test_null_cast_and_alias() -> None:
     assert (col("a") > lit(2)).columns() == {"a"}
 
 
+def test_rows_of_which_none_has_a_value_are_compared_with_values_of_any_type() -> None:
+    table = pa.table({"a": pa.nulls(2)})
+    for expr in (col("a").is_in(["x"]), col("a").is_in([1]), col("a").is_in([])):
+        assert expr.evaluate(table).to_pylist() == [False, False]
+    assert (~col("a").is_in(["x"])).evaluate(table).to_pylist() == [True, True]
+
+
 @pytest.mark.parametrize("text", ["__import__('os')", "a.b > 1", "a >", "f(a)", "[x for x in a]"])
 def test_a_text_with_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expression|Use columns"):
