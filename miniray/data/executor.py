@@ -73,6 +73,9 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     """Return the feed of a node; ``wish`` says how the node above would have its input."""
     if isinstance(node, Read):
         return source_feed(node.units(wish))
+    if isinstance(node, Limit | Exchange):  # their rows follow from the order of others
+        ordered = setting.context.execution_options.preserve_order
+        setting = dataclasses.replace(setting, ordered=ordered)
     if isinstance(node, Union):
         return union_feed(_feed(each, setting, wish) for each in node.inputs)
     if isinstance(node, Exchange):

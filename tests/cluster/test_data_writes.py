@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,6 +170,13 @@ def test_blocks_given_as_refs_are_counted_where_their_rows_matter() -> None:
     assert ids(dataset.union(dataset).limit(23)) == [*range(20), 0, 1, 2]
     assert ids(dataset.repartition(3)) == list(range(20))
     assert ids(dataset.zip(data.range(20))) == list(range(20))
+    parts = [*dataset.split(2), *dataset.split_at_indices([17]), *dataset.train_test_split(3)]
+    assert [len(ids(part)) for part in parts] == [10, 10, 17, 3, 17, 3]
+    equal = [
+        sum(len(b["id"]) for b in part.iter_batches())
+        for part in dataset.streaming_split(3, equal=True)
+    ]
+    assert equal == [7, 7, 6]
     blocks = dataset.repartition(target_num_rows_per_block=8, strict=True).to_arrow_refs()
     assert [table.num_rows for table in miniray.get(blocks)] == [8, 8, 4]
     assert [ids(part) for part in dataset.split(2)] == [list(range(10)), list(range(10, 20))]
@@ -250,3 +258,23 @@ def test_units_that_fail_are_left_out_if_so_many_may() -> None:
         assert "1 failed" in dataset.stats()
     finally:
         context.max_errored_blocks = 0
+
+
+def test_a_limit_and_a_zip_that_are_written_have_the_rows_that_are_read(tmp_path: Path) -> None:
+    def comes_last_if_first(row: dict[str, Any]) -> bool:
+        other = tmp_path / "other"
+        if row["id"] == 14:
+            other.touch()
+        deadline = time.monotonic() + 10
+        while row["id"] == 0 and not other.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return True
+
+    tables = [pa.table({"id": range(low, low + 10)}) for low in range(0, 40, 10)]
+    kept = data.from_arrow(tables).filter(comes_last_if_first)
+    kept.limit(5).write_parquet(str(tmp_path / "limit"))
+    assert ids(data.read_parquet(str(tmp_path / "limit"))) == list(range(5))
+    (tmp_path / "other").unlink()
+    data.range(40).rename_columns({"id": "to"}).zip(kept).write_parquet(str(tmp_path / "zip"))
+    rows = data.read_parquet(str(tmp_path / "zip")).take_all()
+    assert [row["to"] for row in rows] == [row["id"] for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,6 +137,14 @@ def test_columns_are_known_from_the_first_file_alone(
     assert dataset.limit(2).sort("a").columns() == ["a"]
     assert dataset.filter(expr="a > 0").limit(2).sort("a").columns() == ["a"]
     assert set(opened) == {str(tmp_path / "0.parquet")}
+
+
+def test_decimals_of_row_groups_equal_floats_as_those_of_tables_do(tmp_path: Path) -> None:
+    table = pa.table({"a": pa.array([Decimal("0.1")], pa.decimal128(9, 2))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    dataset = data.read_parquet(str(tmp_path))
+    for given in (dataset, data.from_arrow(table)):
+        assert given.filter(expr=col("a") == 0.1).count() == 1
 
 
 def test_row_groups_without_a_row_that_passes_are_not_read(folder: str) -> None:
