@@ -318,6 +318,7 @@ def test_metrics_that_the_encoding_of_the_output_does_not_have_are_shown_escaped
     display = make_display("run")
     row = Row(0, {"note": "gr\u00f6\u00dfer"}, None)
     display.show(Progress(1, RunState.RUNNING, [row], 0, []))
+    display.close()
     assert b"report 0: note=gr\\xf6\\xdfer (run)" in content.getvalue()
 
 
