@@ -164,7 +164,7 @@ def test_a_working_directory_that_was_removed_is_named_and_another_one_will_do(
     removed.mkdir()
     monkeypatch.chdir(removed)
     removed.rmdir()
-    with pytest.raises(FileNotFoundError, match="working directory of this process, .* was removed"):
+    with pytest.raises(FileNotFoundError, match="which workers use too, was removed"):
         miniray.init("local", num_cpus=1)
     assert not miniray.is_initialized()
     monkeypatch.chdir(tmp_path)
