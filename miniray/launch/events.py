@@ -18,6 +18,9 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEADLY = (signal.SIGTERM, signal.SIGHUP)
 #: Signals for the program only: a warning of the scheduler's, for example.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+#: In a byte of the pipe that ``note`` has written: other bytes are of the interpreter, which only
+#: ends the wait with them, as the handler of a signal may not have run yet.
+_NOTED = 0x80
 
 
 class StoppedError(Exception):
@@ -45,7 +48,7 @@ class Events:
         """Handle a signal; or do as if it came, where something else is to end the run."""
         if not self._interrupts:
             with contextlib.suppress(BlockingIOError):
-                os.write(self._writer, bytes([number]))
+                os.write(self._writer, bytes([number | _NOTED]))
         elif number in ENDING:
             raise StoppedError(number)
 
@@ -76,7 +79,7 @@ class Events:
                 came = os.read(self._reader, 512)
             else:
                 key.data()
-        return list(came)
+        return [byte - _NOTED for byte in came if byte & _NOTED]
 
 
 @contextlib.contextmanager
@@ -90,11 +93,14 @@ def events(*, last: bool = False) -> Iterator[Events]:
     found = Events(reader, writer)
     wanted = [n for n in (*ENDING, *PASSED_ON) if signal.getsignal(n) is not signal.SIG_IGN]
     before = [signal.signal(number, found.note) for number in wanted]
+    # Without it, a signal right before the system call of ``wait`` would not end that.
+    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield found
     finally:
         for number, handler in zip(wanted, before, strict=True):
             signal.signal(number, signal.SIG_IGN if last else handler)
+        signal.set_wakeup_fd(woken)
         os.close(reader)
         os.close(writer)
 
