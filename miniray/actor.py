@@ -207,7 +207,7 @@ class ActorHandle(_BareHandle[T]):
 if TYPE_CHECKING:
     ActorProxy = _BareHandle[T] | type[T]
 else:
-    #: What ``ActorClass.remote`` returns, for annotations. Type checkers see the methods marked
+    #: The type of ``ActorClass.remote``'s result, to annotate. Type checkers see methods marked
     #: with ``@method`` by it, and no others. Those of an ``ActorHandle[Counter]`` take and return
     #: anything; with miniray's plugin for mypy the two are one, and all methods are exact.
     ActorProxy = ActorHandle[T] | type[T]

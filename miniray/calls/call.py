@@ -1,4 +1,4 @@
-"""One call that this process has made: its arguments, its channel, and its record for a repeat.
+"""Calls of this process: each with its arguments, its channel, and its record for a repeat.
 
 Refs among the arguments themselves, not inside them, are taken out: the executor gets their values.
 """
@@ -121,7 +121,7 @@ class Call:
     #: System failures that may still be survived; -1 is no limit.
     retries: int = 0
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
-    #: What its channel needs of it besides.
+    #: Further data for its channel.
     options: Any = None
     #: Its results can be made again by running it again.
     repeatable: bool = False

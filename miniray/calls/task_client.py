@@ -160,10 +160,10 @@ class TaskClient(Channel):
             self._ask(group, 0)
 
     def _fill(self, group: TaskGroup) -> None:
-        with_room, queue = group.with_room, group.queue
+        with_capacity, queue = group.with_capacity, group.queue
         index = 0
-        while index < len(with_room) and queue:
-            lease = group.leases[with_room[index]]
+        while index < len(with_capacity) and queue:
+            lease = group.leases[with_capacity[index]]
             # As `lease.open`, which would cost two calls for each task.
             while len(lease.calls) < lease.window and lease.remaining and not lease.leaving:
                 call = group.take(lease) if queue else None
@@ -221,7 +221,7 @@ class TaskClient(Channel):
 
     def _note_left(self, lease: HeldLease) -> None:
         """Return a lease that its last task has left, if it takes no more; else it is idle."""
-        lease.group.note_room(lease)
+        lease.group.note_capacity(lease)
         if not lease.calls:
             lease.idle_since = time.monotonic()
             lease.group.note_idle(lease.peer.node_id)

@@ -146,8 +146,8 @@ class HeldLease:
     idle_since: float = dataclasses.field(init=False)
     #: The head wants it back: no more tasks are sent.
     leaving: bool = False
-    #: Whether it is in its group's ``with_room``.
-    has_room: bool = False
+    #: Whether it is in its group's ``with_capacity``.
+    has_capacity: bool = False
     #: Tasks that may still be sent to it; -1: any number.
     remaining: int = dataclasses.field(init=False)
     #: Tasks that its worker may run beyond those.
@@ -190,7 +190,7 @@ class TaskGroup:
     leases: dict[int, HeldLease] = dataclasses.field(default_factory=dict)
     #: Ids, in order, of the leases that may take a task, idle ones among them:
     #: the first is used first, so that the last can go back.
-    with_room: list[int] = dataclasses.field(default_factory=list)
+    with_capacity: list[int] = dataclasses.field(default_factory=list)
     #: Leases last requested from the head in all; 0 without waiting tasks.
     asked: int = 0
     #: The node that the last request prefers; empty: that of this process.
@@ -213,25 +213,25 @@ class TaskGroup:
 
     def add(self, lease: HeldLease) -> None:
         self.leases[lease.id] = lease
-        self.note_room(lease)
+        self.note_capacity(lease)
 
     def remove(self, lease: HeldLease) -> bool:
         """Remove a lease; False if it was not here."""
         self.note_no_room(lease)
         return self.leases.pop(lease.id, None) is not None
 
-    def note_room(self, lease: HeldLease) -> None:
-        if not lease.has_room:
-            lease.has_room = True
-            bisect.insort(self.with_room, lease.id)
+    def note_capacity(self, lease: HeldLease) -> None:
+        if not lease.has_capacity:
+            lease.has_capacity = True
+            bisect.insort(self.with_capacity, lease.id)
 
     def note_no_room(self, lease: HeldLease) -> None:
-        if lease.has_room:
-            lease.has_room = False
-            del self.with_room[bisect.bisect_left(self.with_room, lease.id)]
+        if lease.has_capacity:
+            lease.has_capacity = False
+            del self.with_capacity[bisect.bisect_left(self.with_capacity, lease.id)]
 
     def idle(self) -> list[HeldLease]:
-        return [lease for id in self.with_room if not (lease := self.leases[id]).calls]
+        return [lease for id in self.with_capacity if not (lease := self.leases[id]).calls]
 
     @property
     def in_use(self) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Introduction:
-    """What a process reports to its node's daemon when it attaches."""
+    """The message of a process to its node's daemon when it attaches."""
 
     process_id: bytes
     #: "driver", "worker", or "command", which only sends requests.

@@ -65,7 +65,7 @@ def _no_actor() -> None:
 
 
 class ProcessHooks(NamedTuple):
-    """What a runtime needs from its process; the defaults are a driver's."""
+    """The functions that a runtime calls in its process; the defaults are a driver's."""
 
     #: Runs a wait of the running task, given with its timeout; gives the CPU back meanwhile.
     block: Block = plain_wait

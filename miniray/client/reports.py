@@ -1,4 +1,4 @@
-"""What this process reports on request of its daemon: its calls, objects and metrics.
+"""Reports of this process, on request of its daemon: its calls, objects and metrics.
 
 Nothing is recorded for it: open calls and objects are in their tables, and what a call waits for is
 read from the frames of threads and coroutines on request. `miniray list tasks`, `why`
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 #: Frames of a stack, ids of a wait, and threads and coroutines in a report, at most.
 _MAX_FRAMES, _MAX_IDS, _MAX_THREADS = 100, 1000, 2000
-#: What waits for values, by its code: the local variable that has them.
+#: By the code of a function that waits for values: the local variable that has them.
 _WAITS = {
     getattr(function, "__wrapped__", function).__code__: local
     for function, local in ((Waits.for_values, "pending"), (Waits.for_value, "entry"))

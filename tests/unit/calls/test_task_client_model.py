@@ -291,10 +291,10 @@ class World:
     @staticmethod
     def _check_leases(group: TaskGroup) -> None:
         leases = group.leases
-        assert group.with_room == sorted(i for i, lease in leases.items() if lease.has_room)
+        assert group.with_capacity == sorted(i for i, lease in leases.items() if lease.has_capacity)
         for lease in leases.values():
             assert lease.open or lease.calls
-            assert lease.has_room or not takes_more(lease)
+            assert lease.has_capacity or not takes_more(lease)
         assert set(group.wishes) <= {call.number for call in group.queue}
 
     def _check_that_nothing_waits_for_ever(self, group: TaskGroup) -> None:
