@@ -87,7 +87,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     if isinstance(node, Regroup):
         feed = _feed(_blocks(below), setting, wish)
         groups = group_feed(feed, node.rows, strict=node.strict)
-        return _run(Stage(node.inputs, (Gather(),)), groups, setting)
+        return _run(Stage(node.inputs, (Gather(),)), groups, setting, target=0)
     assert isinstance(node, Stage)
     parts, compute = 1, node.compute
     if node.user and not setting.local:

@@ -159,6 +159,7 @@ class StageCalls:
             for call in calls:
                 unit = self._take(call)
                 if isinstance(unit, ReadUnit):
+                    self._stats.waits_for = "its reader"
                     return unit
                 if unit is None:
                     ended = True
@@ -169,7 +170,9 @@ class StageCalls:
                 break
         if not self._calls and not self._inputs and self._ended:
             below.close()
+            self._stats.waits_for = ""
             return None
+        self._stats.waits_for = "its tasks" if calls else "its input"
         return [call.generator for call in calls] + waiting
 
     def _start(self, below: Feed) -> list[Any]:

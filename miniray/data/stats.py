@@ -46,6 +46,7 @@ class StageStats:
     Attributes:
         open: Calls that have begun and are not read to their end.
         total: Rows that will come out, if that is known.
+        waits_for: "its input", "its tasks" or "its reader"; "" when all has been read.
     """
 
     name: str
@@ -59,6 +60,7 @@ class StageStats:
     cpu: float = 0.0
     heap: int = 0
     errors: int = 0
+    waits_for: str = "its input"
 
     def add(self, record: Record) -> None:
         self.blocks += 1
@@ -114,17 +116,15 @@ class ExecutionStats:
             {
                 "name": self.name,
                 "operator": each.name,
-                "state": "RUNNING",
+                "state": "RUNNING" if each.waits_for else "FINISHED",
                 "rows": each.rows,
                 "position": each.rows,
                 "total": each.total,
-                "rows_per_second": round(each.rows / seconds, 1),
+                "rows_per_second": round(each.rows / seconds, 1) if each.waits_for else None,
                 "bytes": each.size,
                 "bytes_in_flight": each.open * each.per_call,
                 "running": each.open,
-                "waits_for": (
-                    ("its tasks" if each.open else "its input") if self.asking else "its reader"
-                ),
+                "waits_for": each.waits_for and (each.waits_for if self.asking else "its reader"),
                 "wait_seconds": round(self.waited, 3),
             }
             for each in list(self.stages)
@@ -200,8 +200,8 @@ class RowProgress:
 
 def _line(row: dict[str, Any]) -> str:
     total = f" of {row['total']:,}" if row["total"] is not None else ""
+    rows = f"{row['operator'][:60]}: {row['rows']:,}{total} rows"
+    if not row["waits_for"]:
+        return f"{rows}, done"
     flight = f", {format_bytes(row['bytes_in_flight'])} in flight" if row["bytes_in_flight"] else ""
-    return (
-        f"{row['operator'][:60]}: {row['rows']:,}{total} rows, {row['rows_per_second']:,.0f}/s"
-        f"{flight}, waits for {row['waits_for']}"
-    )
+    return f"{rows}, {row['rows_per_second']:,.0f}/s{flight}, waits for {row['waits_for']}"

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 from miniray.data.aggregate import ROWS, grouped_by
 from miniray.data.batches import check_whole
-from miniray.data.blocks import Pickled, table_to_rows, to_numpy
+from miniray.data.blocks import Pickled, no_columns, table_to_rows, to_numpy
+from miniray.data.context import DataContext
 from miniray.data.files import checked_options, is_local, resolve
 from miniray.data.ordered import key_table
 from miniray.data.plan import Regroup, Stage
 from miniray.data.rearranged import key_names, known_columns
-from miniray.data.tables import rebatched
+from miniray.data.tables import rebatched, resized
 from miniray.data.transforms import DataError, Transform, check_columns, told
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Writer(Transform):
-    """Writes blocks as files, and gives their names and rows.
+    """Writes blocks as files, and gives as many rows without columns.
 
     Attributes:
         kind: The end of the files' names: "parquet", "csv", "json", "npy" or one of images.
@@ -51,6 +51,7 @@ class Writer(Transform):
         token: Behind each number: two that append at the same time write different files.
         column: The only column that is written, for arrays and images.
         partition_cols: Columns whose values name folders.
+        size: Bytes of a file, about; 0: of each table.
         options: Of what writes the format.
     """
 
@@ -62,20 +63,21 @@ class Writer(Transform):
     token: str
     column: str
     partition_cols: tuple[str, ...]
+    size: int
     options: Mapping[str, Any]
     user = True
     keeps_count = False
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Write each table, and yield what was written."""
+        """Write small tables together, and yield how many rows were written."""
         numbers = itertools.count()
-        for table in filter(len, tables):
+        for table in filter(len, resized(tables, self.size) if self.size else tables):
             with told(self.name, where):
                 for folder, part in self._partitioned(table):
                     for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
                         place = f"{self.first + where.index:06d}-{next(numbers):06d}{self.token}"
                         self._store(folder, f"{place}.{self.kind}", self._file(rows, where))
-            yield pa.table({"rows": [len(table)]})
+            yield no_columns(len(table))
 
     def _partitioned(self, table: Any) -> Iterator[tuple[str, Any]]:
         if not self.partition_cols:
@@ -170,10 +172,12 @@ def write(
     numbers = [name.rpartition("/")[2].partition("-")[0] for name in there]
     first = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
     name = f"Write{kind.capitalize()}"
-    writer = Writer(name, kind, fs, folder.rstrip("/"), first, token, column, columns, further)
-    below = dataset._plan
+    below, size = dataset._plan, DataContext.get_current().target_max_block_size
     if min_rows_per_file is not None:
-        below = Regroup((below,), check_whole(caller, "min_rows_per_file", min_rows_per_file, 1))
+        rows, size = check_whole(caller, "min_rows_per_file", min_rows_per_file, 1), 0
+        below = Regroup((below,), rows)
+    folder = folder.rstrip("/")
+    writer = Writer(name, kind, fs, folder, first, token, column, columns, size, further)
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Stage((below,), (writer,)), ordered=False):
         pass

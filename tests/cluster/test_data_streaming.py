@@ -477,18 +477,31 @@ def test_ctrl_c_ends_the_wait_for_a_block_and_the_tasks(tmp_path: Path) -> None:
     assert begun.stat().st_size < 1000
 
 
-def test_a_running_dataset_tells_rows_and_what_each_operator_waits_for() -> None:
-    from cluster_helpers import wait_until
-
+def told() -> list[dict[str, Any]]:
+    """Return what the page shows of all executions."""
     from miniray.common.runtime import current_runtime
     from miniray.util.task_records import ask_processes, dataset_rows
+
+    return dataset_rows(ask_processes(current_runtime().head, 10, 0)[0])
+
+
+def test_an_operator_whose_rows_all_went_into_an_exchange_has_finished() -> None:
+    from cluster_helpers import wait_until
+
+    dataset = miniray.data.range(1000).map(lambda row: row).sort("id")
+    batches = iter(dataset.iter_batches(batch_size=10))
+    next(batches)
+    expected = {"ReadRange->Map(<lambda>)": "FINISHED", "Sort": "RUNNING"}
+    wait_until(lambda: {row["operator"]: row["state"] for row in told()} == expected, told=told)
+    del batches
+
+
+def test_a_running_dataset_tells_rows_and_what_each_operator_waits_for() -> None:
+    from cluster_helpers import wait_until
 
     class Model:
         def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
             return batch
-
-    def told() -> list[dict[str, Any]]:
-        return dataset_rows(ask_processes(current_runtime().head, 10, 0)[0])
 
     dataset = miniray.data.range(1000).map(lambda row: row)
     batches = iter(dataset.map_batches(Model, concurrency=1).iter_batches(batch_size=10))

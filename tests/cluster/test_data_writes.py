@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("cluster")
 CLUSTER = {"num_cpus": 2}
 
@@ -75,6 +76,20 @@ def test_rows_per_file_and_folders_of_partitions(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["key=0", "key=1"]
     back = data.read_parquet(str(tmp_path / "keys"))
     assert sorted(row["id"] for row in back.take_all() if row["key"] == 1) == list(range(1, 100, 2))
+
+
+def test_a_file_has_the_rows_of_many_small_batches_and_at_least_those_asked_for(
+    tmp_path: Path,
+) -> None:
+    dataset = data.range(6_000_000).map_batches(
+        lambda table: table, batch_format="pyarrow", batch_size=100_000
+    )
+    dataset.write_parquet(str(tmp_path / "blocks"))
+    assert len(list((tmp_path / "blocks").iterdir())) <= 8  # 46 MiB from two CPUs, 60 batches
+    assert dataset.get_stats_summary()["operators"][-1]["rows"] == 6_000_000
+    dataset.write_parquet(str(tmp_path / "one"), min_rows_per_file=6_000_000)
+    (file,) = (tmp_path / "one").iterdir()
+    assert pq.read_metadata(file).num_rows == 6_000_000
 
 
 def test_a_value_that_names_a_folder_names_none_elsewhere(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def terminal(monkeypatch: Any) -> Iterator[Terminal]:
 
 
 def execution(seconds: float) -> ExecutionStats:
-    stage = StageStats("Map(f)", 5000, calls=3, open=1, rows=1200, size=4 * 2**20)
+    stage = StageStats(
+        "Map(f)", 5000, calls=3, open=1, rows=1200, size=4 * 2**20, waits_for="its tasks"
+    )
     made = ExecutionStats(name="Map(f)", stages=[stage], asking=True)
     made.started -= seconds
     return made
@@ -90,10 +92,21 @@ def test_a_stage_waits_for_its_reader_its_tasks_or_its_input() -> None:
     assert (row["name"], row["rows"], row["bytes_in_flight"]) == ("Map(f)", 1200, 2 * 2**20)
     assert row["rows_per_second"] == pytest.approx(1200, rel=0.1)
     assert row["waits_for"] == "its tasks"
-    stage.open = 0
+    stage.waits_for = "its input"
     assert made.rows()[0]["waits_for"] == "its input"
     made.asking = False
     assert made.rows()[0]["waits_for"] == "its reader"
+
+
+def test_a_stage_that_was_read_to_its_end_waits_for_nothing(terminal: Terminal) -> None:
+    made = execution(2.0)
+    made.stages[0].waits_for = ""
+    (row,) = made.rows()
+    assert (row["state"], row["waits_for"], row["rows_per_second"]) == ("FINISHED", "", None)
+    progress = RowProgress(made)
+    progress.tell()
+    assert "Map(f): 1,200 of 5,000 rows, done" in terminal.getvalue()
+    progress.close()
 
 
 def test_an_execution_is_told_of_until_it_ends() -> None:
