@@ -197,7 +197,7 @@ def _image(data: bytes, piece: Piece, size: Any = None, mode: str | None = None)
     image: Any = Image.open(io.BytesIO(data))
     if size is not None:
         height, width = size
-        image = image.resize((width, height))
+        image = image.resize((width, height), Image.Resampling.BILINEAR)  # as in Ray
     return pa.table({"image": column([np.asarray(image.convert(mode) if mode else image)])})
 
 

@@ -130,12 +130,15 @@ def test_arrays_are_written_and_python_objects_refused(tmp_path: Path) -> None:
 
 
 def test_images_are_read_and_written(tmp_path: Path) -> None:
+    from PIL import Image
+
     images = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
     data.from_numpy(images).write_images(str(tmp_path), "data")
     back = data.read_images(str(tmp_path)).take_all()
     assert [(row["image"] == image).all() for row, image in zip(back, images, strict=True)]
-    scaled = data.read_images(str(tmp_path), size=(2, 3), mode="L").take(1)
-    assert scaled[0]["image"].shape == (2, 3)
+    (scaled,) = data.read_images(str(tmp_path), size=(2, 3), mode="L").take(1)
+    expected = Image.fromarray(images[0]).resize((3, 2), Image.Resampling.BILINEAR).convert("L")
+    assert scaled["image"].tolist() == np.asarray(expected).tolist()
 
 
 def test_blocks_of_so_many_rows() -> None:
