@@ -191,6 +191,11 @@ class Compute:
         found = {name: self.options.get(option) or 0 for name, option in names.items()}
         return {**found, **(self.options.get("resources") or {})}
 
+    @property
+    def accelerated(self) -> bool:
+        """Whether it holds more than CPUs and memory, and should not read files meanwhile."""
+        return any(each for name, each in self.demand.items() if name not in ("CPU", "memory"))
+
     def actors(self, share: int = 1) -> int:
         """Return how many actors a pool begins with that is divided among ``share`` executions."""
         return max(1, (self.initial or self.least) // share) if self.is_pool else 0

@@ -89,12 +89,13 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
         groups = group_feed(feed, node.rows, strict=node.strict)
         return _run(Stage(node.inputs, (Gather(),)), groups, setting, target=0)
     assert isinstance(node, Stage)
-    parts, compute = 1, node.compute
+    compute, target = node.compute, setting.context.target_max_block_size
+    # Without code of the user, there are as many parts as the node above would have.
+    parts, least = wish.parts, max(node.least, wish.least)
     if node.user and not setting.local:
         slots = max(compute.least, compute.most) if compute.is_pool else setting.slots(compute)[0]
-        parts = setting.context.read_op_min_num_blocks * slots
-    target = setting.context.target_max_block_size
-    feed = group_feed(_feed(below, setting, CutWish(target, parts, node.least)), node.least)
+        parts, least = setting.context.read_op_min_num_blocks * slots, node.least
+    feed = group_feed(_feed(below, setting, CutWish(target, parts, least)), node.least)
     if isinstance(below, Exchange) and below.partitions is not None and not node.steps:
         target = 0  # this number of blocks was requested
     return _run(node, feed, setting, target)

@@ -153,6 +153,10 @@ def optimised(node: PlanNode) -> PlanNode:
             return Limit((dataclasses.replace(read, head=node.rows),), node.rows)
         case Stage(inputs=(Read() as read,), steps=[step]) if source := _pushed(read.source, step):
             return dataclasses.replace(read, source=source)
+        case Stage(inputs=(Read() as read,), compute=Compute(accelerated=True)) if (
+            not read.source.made
+        ):
+            return dataclasses.replace(node, inputs=(Stage((read,), ()),))
         case Stage(inputs=(Stage() as below,)) if compute := _together(below, node):
             return Stage(below.inputs, (*below.steps, *node.steps), compute)
     return node
@@ -162,7 +166,8 @@ def _together(below: Stage, above: Stage) -> Compute | None:
     """Return what one stage of both runs on; None: they are two."""
     if not above.user or (below.compute == above.compute and not above.compute.is_pool):
         return below.compute
-    return None if below.user or above.compute.is_pool else above.compute
+    apart = below.user or above.compute.is_pool or above.compute.accelerated
+    return None if apart else above.compute
 
 
 def _pushed(source: Datasource, step: Transform) -> Datasource | None:

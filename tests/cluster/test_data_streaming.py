@@ -477,6 +477,21 @@ def test_ctrl_c_ends_the_wait_for_a_block_and_the_tasks(tmp_path: Path) -> None:
     assert begun.stat().st_size < 1000
 
 
+def test_small_data_is_divided_among_a_pool_behind_steps_without_functions() -> None:
+    class Model:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return batch
+
+    rows = (
+        miniray.data.range(100)
+        .filter(expr="id < 90")
+        .with_column("x", miniray.data.expressions.col("id"))
+    )
+    scored = rows.map_batches(Model, batch_size=10, concurrency=2)
+    assert [row["id"] for row in scored.take_all()] == list(range(90))
+    assert scored.get_stats_summary()["operators"][-1]["calls"] > 2
+
+
 def told() -> list[dict[str, Any]]:
     """Return what the page shows of all executions."""
     from miniray.common.runtime import current_runtime

@@ -163,7 +163,7 @@ def _countable(node: PlanNode, dataset: Dataset) -> tuple[Read, tuple[Stage, ...
         first = len(steps)
         while first and steps[first - 1].keeps_count:
             first -= 1
-        if first < len(steps):
+        if first < len(steps) or not steps:
             kept.insert(0, dataclasses.replace(stage, steps=steps[first:]))
         if first:
             below = [*stages[:place], dataclasses.replace(stage, steps=stage.steps[:first])]

@@ -120,6 +120,20 @@ def test_columns_and_filters_reach_the_files(folder: str, capsys: Any) -> None:
         data.read_parquet(folder, columns=["c"])
 
 
+def test_tasks_read_for_what_holds_an_accelerator(folder: str, capsys: Any) -> None:
+    class Model:
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    files = data.read_parquet(folder)
+    for model in (Model, Model().__call__):
+        for rows in (files, files.filter(expr="a > 5")):
+            rows.map_batches(model, batch_size=8, num_gpus=1).explain()
+            assert "   +- ReadParquet  [tasks]" in capsys.readouterr().out
+    files.map_batches(Model, concurrency=2).explain()
+    assert "ReadParquet->MapBatches(Model)  [pool" in capsys.readouterr().out
+
+
 def test_columns_are_known_from_the_first_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
