@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -286,6 +287,67 @@ def train(engine: Engine) -> list[float]:
         ).fit()
         found: list[float] = json.loads(Path(file).read_text())
     return found
+
+
+def resumed_loop(config: dict[str, Any]) -> None:
+    """Read an epoch, from a state if there is one; note its first batch, its rows and its state."""
+    began = time.perf_counter()
+    train = importlib.import_module(config["package"] + ".train")
+    shard = train.get_dataset_shard("train")
+    if config["state"] is not None:
+        shard.load_state_dict(config["state"])
+    digest = hashlib.sha256()
+    first, rows, state = 0.0, 0, None
+    for batch in shard.iter_torch_batches(batch_size=4096, device="cpu"):
+        first = first or time.perf_counter() - began
+        rows += len(batch["y"])
+        digest.update(batch["y"].numpy().tobytes())
+        if state is None and rows >= 0.9 * config["rows"] / 2:
+            state = shard.state_dict()
+    if train.get_context().get_world_rank() == 0:
+        found = {"first": first, "rows": rows, "state": state, "digest": digest.hexdigest()}
+        Path(config["file"]).write_text(json.dumps(found))
+
+
+@row(
+    "resume",
+    Figure("first batch of an epoch", "s", 0.5),
+    Figure("first batch at 90 % of an epoch", "s"),
+    Figure("that, in times of the first", "x", 1.2),
+    limit=600,
+)
+def resume(engine: Engine) -> list[float]:
+    if engine.name == "ray":
+        raise NotImplementedError("Ray Data does not resume within an epoch")
+    rows = 1_000_000 * SCALE
+    with folder() as path, folder() as runs:
+        tables(path, rows)
+        file = f"{runs}/found.json"
+
+        def run(state: Any = None) -> dict[str, Any]:
+            package = engine.module("train")
+            config = {"package": engine.name, "file": file, "rows": rows, "state": state}
+            engine.module("train.torch").TorchTrainer(
+                resumed_loop,
+                train_loop_config=config,
+                scaling_config=package.ScalingConfig(num_workers=2),
+                run_config=package.RunConfig(storage_path=runs),
+                datasets={"train": engine.module("data").read_parquet(path)},
+            ).fit()
+            found: dict[str, Any] = json.loads(Path(file).read_text())
+            return found
+
+        digests = []
+        for cpus in (2, 4):  # with two, the ranks read without tasks
+            start(engine, cpus=cpus)
+            digests.append(run()["digest"])
+            if cpus == 2:
+                engine.api.shutdown()
+        assert digests[0] == digests[1], "the batches depend on the number of CPUs"
+        whole = run()
+        rest = run(whole["state"])
+        assert rest["rows"] < 0.11 * whole["rows"]
+    return [whole["first"], rest["first"], rest["first"] / whole["first"]]
 
 
 @row(

@@ -1,50 +1,73 @@
-"""A table of Parquet files to batches of tensors, by other loaders than Ray Data.
+"""A table of Parquet files to batches of tensors, by miniray, Ray Data and other loaders.
 
-    PYTHON benchmarks/data_peers.py miniray|loader|hf|daft FOLDER [--rows N] [--workers N]
+    PYTHON benchmarks/data_peers.py miniray|ray|loader|hf|daft FOLDER [--rows N] [--workers N]
+        [--batch-size N] [--columns N] [--block MIB]
 
 Each is run by a Python that has it: ``loader`` is torch's DataLoader over the batches of
 ``ParquetFile``, ``hf`` Hugging Face datasets, streaming, ``daft`` its partitions. All change one
-column of batches of 4,096 rows and make tensors of all. The files are written at the first run.
-Prints rows per second, and the processor time of all processes, which a busy machine changes less.
+column and make tensors of all. The files are written at the first run. A small file is read
+before the clock starts, so that modules and processes are there. Prints rows per second, and the
+processor time of all processes, which a busy machine changes less.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import resource
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _rows_data import doubled, drain, tables
+from _processes import TAG, cluster_processes
+from _rows_data import COLUMNS, doubled, drain, tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SIZE = 4096
+#: Seconds of a clock tick of the kernel.
+TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def seconds_of_processors() -> float:
-    """Return the processor time of this process and of its children that have ended."""
+    """Return the processor time of this process, of those below it, and of those that ended."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+    used = sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+    for pid in cluster_processes():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used += sum(map(int, fields[11:15])) * TICK  # with its children that have ended
+    return used
 
 
-def miniray(folder: str, workers: int) -> Iterator[Any]:
-    """Read by tasks."""
-    import miniray as package
+def engine(args: argparse.Namespace, folder: str) -> Iterator[Any]:
+    """Read by the tasks of miniray or Ray."""
+    package = importlib.import_module(args.loader)
+    data = importlib.import_module(f"{args.loader}.data")
+    if not package.is_initialized():
+        package.init(address="local", num_cpus=max(1, args.workers))
+        data.DataContext.get_current().enable_progress_bars = False
+        if args.block:
+            data.DataContext.get_current().target_max_block_size = args.block << 20
+    dataset = data.read_parquet(folder, columns=args.names)
+    dataset = dataset.map_batches(doubled, batch_size=args.batch_size)
+    return iter(dataset.iter_torch_batches(batch_size=args.batch_size))
 
-    package.init(address="local", num_cpus=max(1, workers))
-    dataset = package.data.read_parquet(folder).map_batches(doubled, batch_size=SIZE)
-    yield from dataset.iter_torch_batches(batch_size=SIZE)
-    package.shutdown()
+
+def changed(batch: Any) -> dict[str, Any]:
+    """Make tensors of a table or a record batch of Arrow, after a change of a column."""
+    import torch
+
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    found = doubled({name: each.to_numpy() for name, each in columns})
+    return {name: torch.as_tensor(each.copy()) for name, each in found.items()}
 
 
-def loader(folder: str, workers: int) -> Iterator[Any]:
+def loader(args: argparse.Namespace, folder: str) -> Iterator[Any]:
     """Read by DataLoader's workers, each its files."""
     import pyarrow.parquet as pq
     import torch
@@ -54,52 +77,58 @@ def loader(folder: str, workers: int) -> Iterator[Any]:
             own = torch.utils.data.get_worker_info()
             files = sorted(Path(folder).glob("*.parquet"))
             for path in files if own is None else files[own.id :: own.num_workers]:
-                for batch in pq.ParquetFile(path).iter_batches(SIZE, use_threads=False):
-                    names = batch.schema.names
-                    columns = zip(names, batch.columns, strict=True)
-                    changed = doubled({name: each.to_numpy() for name, each in columns})
-                    yield {name: torch.as_tensor(each.copy()) for name, each in changed.items()}
+                read = pq.ParquetFile(path).iter_batches
+                yield from map(
+                    changed, read(args.batch_size, columns=args.names, use_threads=False)
+                )
 
-    yield from torch.utils.data.DataLoader(Files(), batch_size=None, num_workers=workers)
+    return iter(torch.utils.data.DataLoader(Files(), batch_size=None, num_workers=args.workers))
 
 
-def hf(folder: str, workers: int) -> Iterator[Any]:
+def hf(args: argparse.Namespace, folder: str) -> Iterator[Any]:
     """Read by Hugging Face datasets, in this process or DataLoader's workers."""
     import datasets
     import torch
 
     files = sorted(map(str, Path(folder).glob("*.parquet")))
-    read: Any = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    read: Any = datasets.load_dataset(
+        "parquet", data_files=files, split="train", streaming=True, columns=args.names
+    )
     read = read.with_format("arrow")  # the others take Python's lists in between: 100 times slower
 
     class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
-            for table in read.iter(SIZE):
-                columns = zip(table.column_names, table.columns, strict=True)
-                changed = doubled({name: each.to_numpy() for name, each in columns})
-                yield {name: torch.as_tensor(each.copy()) for name, each in changed.items()}
+            yield from map(changed, read.iter(args.batch_size))
 
-    yield from torch.utils.data.DataLoader(Batches(), batch_size=None, num_workers=workers)
+    return iter(torch.utils.data.DataLoader(Batches(), batch_size=None, num_workers=args.workers))
 
 
-def daft(folder: str, workers: int) -> Iterator[Any]:
+def daft(args: argparse.Namespace, folder: str) -> Iterator[Any]:
     """Read by Daft, which uses all processors; tensors are made of its Arrow batches."""
-    del workers
     import daft as package
     import torch
 
-    read = package.read_parquet(f"{folder}/*.parquet")
-    read = read.with_column("x0", package.col("x0") * 2).into_batches(SIZE)
+    read = package.read_parquet(f"{folder}/*.parquet").select(*args.names)
+    read = read.with_column("x0", package.col("x0") * 2).into_batches(args.batch_size)
     for part in read.iter_partitions():
-        table = part.to_arrow()
-        for batch in table.to_batches(max_chunksize=SIZE):
+        for batch in part.to_arrow().to_batches(max_chunksize=args.batch_size):
             columns = zip(batch.schema.names, batch.columns, strict=True)
             yield {name: torch.as_tensor(each.to_numpy().copy()) for name, each in columns}
 
 
-LOADERS: dict[str, Callable[[str, int], Iterator[Any]]] = {
-    each.__name__: each for each in (miniray, loader, hf, daft)
+LOADERS: dict[str, Callable[[argparse.Namespace, str], Iterator[Any]]] = {
+    "miniray": engine,
+    "ray": engine,
+    **{each.__name__: each for each in (loader, hf, daft)},
 }
+
+
+def written(folder: Path, rows: int, files: int) -> str:
+    """Return a folder with a table, written there if there is none."""
+    if not any(folder.glob("*.parquet")):
+        folder.mkdir(parents=True, exist_ok=True)
+        tables(str(folder), rows, files)
+    return str(folder)
 
 
 def main() -> None:
@@ -108,12 +137,18 @@ def main() -> None:
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--rows", type=int, default=4_000_000)
     arguments.add_argument("--workers", type=int, default=2)
+    arguments.add_argument("--batch-size", type=int, default=4096)
+    arguments.add_argument("--columns", type=int, default=COLUMNS)
+    arguments.add_argument("--block", type=int, help="MiB of a block of miniray or Ray")
     args = arguments.parse_args()
-    if not any(args.folder.glob("*.parquet")):
-        args.folder.mkdir(parents=True, exist_ok=True)
-        tables(str(args.folder), args.rows)
+    os.environ[TAG] = uuid.uuid4().hex  # processes that are started from here have it
+    args.names = [*(f"x{number}" for number in range(args.columns)), "y"]
+    read = LOADERS[args.loader]
+    small = written(args.folder / "small", 65_536, files=1)
+    large = written(args.folder / str(args.rows), args.rows, files=16)
+    drain(read(args, small))
     before, began = seconds_of_processors(), time.perf_counter()
-    rows = drain(LOADERS[args.loader](str(args.folder), args.workers))
+    rows = drain(read(args, large))
     seconds = time.perf_counter() - began
     used = seconds_of_processors() - before
     print(

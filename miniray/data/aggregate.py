@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from miniray.data.blocks import column, pickled, shown_type, table_to_rows, values_of
+from miniray.data.exchange import sliced
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
 from miniray.data.transforms import DataError, TableStep, Where, check_columns, told
@@ -67,6 +68,24 @@ class AggregateFn:
         self._init, self._merge, self._finalize = init, merge, finalize
         self._block = accumulate_block or by_row
 
+    def partials(self, table: Any, keys: Any, rows: Any) -> Any:
+        """Return the accumulators of all groups, as a column.
+
+        Args:
+            table: The rows of all groups.
+            keys: The key columns, with a row for each group.
+            rows: For each group the list of the numbers of its rows.
+        """
+        found = [tuple(key.values()) for key in keys.to_pylist()]
+        ids = [None if keys.column_names == [ALL] else key if key[1:] else key[0] for key in found]
+        ends = np.cumsum(pc.list_value_length(rows)).tolist()
+        return pickled(list(map(self.partial, ids, sliced(table.take(rows.flatten()), ends))))
+
+    def results(self, made: Any, rows: Any) -> Any:
+        """Return the results of all groups; ``rows`` has the numbers of their accumulators."""
+        values = values_of(made)
+        return column([self.merged([values[n] for n in each]) for each in rows.to_pylist()])
+
     def partial(self, key: Any, table: Any) -> Any:
         """Return the accumulator of rows of one group."""
         return self._block(self._init(key), table)
@@ -115,8 +134,8 @@ class AggregateFnV2(AggregateFn):
         return self.finalize(functools.reduce(self.combine, there, self._zero()))
 
 
-class _OfColumn(AggregateFnV2):
-    """An aggregation of a column: base of the named ones, and itself one that collects values.
+class _OfColumn(AggregateFn):
+    """An aggregation of a column: base of the named ones.
 
     Args:
         on: The column.
@@ -126,13 +145,11 @@ class _OfColumn(AggregateFnV2):
 
     Attributes:
         word: In the name of the results.
-        distinct: Whether each value is collected once.
     """
 
-    word = "list"
+    word: str
     leaves_out_nulls = True
     needs_column = True
-    distinct = False
 
     def __init__(
         self,
@@ -142,19 +159,9 @@ class _OfColumn(AggregateFnV2):
     ) -> None:
         if on is None and self.needs_column:
             raise TypeError(f"{type(self).__name__}() needs the name of a column.")
-        ignored = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls
-        name = alias_name or f"{self.word}({on or ''})"
-        super().__init__(name, list, on=on, ignore_nulls=ignored)
-
-    def aggregate_block(self, block: Any) -> Any:
-        values = block.column(self.on)
-        if self.distinct:
-            values = pc.unique(one_zero(values))
-        return (values.drop_null() if self._ignore_nulls else values).to_pylist()
-
-    def combine(self, current_accumulator: Any, new: Any) -> Any:
-        current_accumulator += new
-        return current_accumulator
+        self.on = on
+        self.name = alias_name or f"{self.word}({on or ''})"
+        self._ignore_nulls = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls
 
     def options(self, function: str) -> Any:
         if function == "list":
@@ -170,22 +177,59 @@ class _OfColumn(AggregateFnV2):
         return parts[0]
 
 
+def _groups(lists: Any) -> Any:
+    """Return for each value of lists the number of its list."""
+    return pc.list_parent_indices(lists).to_numpy()
+
+
 class AsList(_OfColumn):
-    """The values of each group, as a list."""
+    """The values of each group, as a list; ``distinct``: each value once."""
+
+    word = "list"
+    distinct = False
 
     def __init__(self, on: str, alias_name: str | None = None, ignore_nulls: bool = False) -> None:
         super().__init__(on, ignore_nulls, alias_name)
 
+    def partials(self, table: Any, keys: Any, rows: Any) -> Any:
+        values = table.column(self.on)
+        if isinstance(values.type, pa.BaseExtensionType):
+            values = column(values.to_pylist())
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        return self._lists(values.take(rows.flatten()), _groups(rows), len(rows))
 
-class Unique(_OfColumn):
+    def results(self, made: Any, rows: Any) -> Any:
+        lists = made.combine_chunks().take(rows.flatten())
+        return self.of_lists(self._lists(lists.flatten(), _groups(rows)[_groups(lists)], len(rows)))
+
+    def _lists(self, values: Any, group: Any, groups: int) -> Any:
+        """Return the list of the values of each group; ``group`` has the one of each value."""
+        if self._ignore_nulls:
+            group, values = group[np.asarray(values.is_valid())], values.drop_null()
+        if self.distinct:
+            values = one_zero(values)
+            pairs = {"group": group, "value": values, ROW: np.arange(len(group))}
+            found = pa.table(pairs).group_by(["group", "value"], use_threads=False)
+            first = np.sort(found.aggregate([(ROW, "min")]).column(f"{ROW}_min"))
+            group, values = group[first], values.take(first)
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        ends = np.cumsum(np.bincount(group, minlength=groups))
+        return pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), values)
+
+    def of_lists(self, lists: Any) -> Any:
+        """Return the results of all groups, of the lists of their values."""
+        return lists
+
+
+class Unique(AsList):
     """The different values of each group, as a list."""
 
     word = "unique"
     leaves_out_nulls = False
     distinct = True
-
-    def finalize(self, accumulator: Any) -> Any:
-        return pc.unique(pa.array(accumulator)).to_pylist()
+    __init__ = _OfColumn.__init__
 
 
 class CountDistinct(Unique):
@@ -194,11 +238,11 @@ class CountDistinct(Unique):
     word = "count_distinct"
     leaves_out_nulls = True
 
-    def finalize(self, accumulator: Any) -> Any:
-        return len(super().finalize(accumulator))
+    def of_lists(self, lists: Any) -> Any:
+        return pc.list_value_length(lists).cast(pa.int64())
 
 
-class Quantile(_OfColumn):
+class Quantile(AsList):
     """A quantile of each group, between two values where none is at its place."""
 
     word = "quantile"
@@ -210,13 +254,21 @@ class Quantile(_OfColumn):
         ignore_nulls: bool = True,
         alias_name: str | None = None,
     ) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
+        _OfColumn.__init__(self, on, ignore_nulls, alias_name)
         self._q = q
 
-    def finalize(self, accumulator: Any) -> Any:
-        if not accumulator or None in accumulator:
-            return None
-        return float(np.quantile(np.asarray(accumulator, dtype=float), self._q))
+    def of_lists(self, lists: Any) -> Any:
+        lengths, group = np.asarray(pc.list_value_length(lists)), _groups(lists)
+        ends, place = np.cumsum(lengths), np.maximum(lengths - 1, 0) * self._q
+        values = lists.flatten().cast(pa.float64())
+        null = np.bincount(group, values.is_null(), len(lengths)) + (lengths == 0) > 0
+        numbers = values.fill_null(0).to_numpy()
+        numbers = np.append(numbers[np.lexsort((numbers, group))], np.nan)  # NaN is the largest
+        low, high = (ends - lengths + part(place).astype(int) for part in (np.floor, np.ceil))
+        with np.errstate(invalid="ignore"):
+            between = numbers[low] + (numbers[high] - numbers[low]) * (place % 1)
+        found = np.where(low == high, numbers[low], between)
+        return pa.array(np.where(np.isnan(numbers[ends - 1]), np.nan, found), mask=null)
 
 
 class Count(_OfColumn):
@@ -290,7 +342,7 @@ class Std(_OfColumn):
     def of_parts(self, *parts: Any) -> Any:
         """Put counts, means and variances of parts of each group together."""
         lists = [part.combine_chunks() for part in parts]
-        group = pc.list_parent_indices(lists[0]).to_numpy()
+        group = _groups(lists[0])
         flat = [each.flatten().cast(pa.float64()) for each in lists]
         null = np.bincount(group, flat[1].is_null().to_numpy(zero_copy_only=False)) > 0
         n, mean, variance = (each.fill_null(0).to_numpy() for each in flat)
@@ -359,23 +411,20 @@ class Partial(TableStep):
                 columns = columns.append_column(_column(place), values)
             try:
                 found = grouped_by(columns, self.keys, _calls(self.aggs, 0))
+                return self._called(found, table) if ROWS in found.column_names else found
             except pa.ArrowNotImplementedError:
                 typed = [f"{name} ({shown_type(table.field(name).type)})" for name in used]
                 raise DataError(
                     f"{self.name} can't be computed of {', '.join(typed)}, as in {where.label}."
                 ) from None
-            return self._called(found, table) if ROWS in found.column_names else found
 
     def _called(self, found: Any, table: Any) -> Any:
-        """Return results with the accumulators that calls in Python give of each group."""
-        whole = table.combine_chunks()
-        rows = [whole.take(numbers.values) for numbers in found.column(ROWS)]
-        keys = [tuple(key.values()) for key in found.select(self.keys).to_pylist()]
-        ids = [None if self.keys == (ALL,) else key if key[1:] else key[0] for key in keys]
+        """Return results with those of aggregations that are not computed by calls of Arrow."""
+        whole, keys = table.combine_chunks(), found.select(self.keys)
+        rows = found.column(ROWS).combine_chunks()
         for place, agg in enumerate(self.aggs):
             if not agg.parts:
-                made = pickled(list(map(agg.partial, ids, rows)))
-                found = found.append_column(_column(place), made)
+                found = found.append_column(_column(place), agg.partials(whole, keys, rows))
         return found.drop_columns([ROWS])
 
 
@@ -397,9 +446,8 @@ class Combine(Ordered):
             if agg.parts:
                 results = agg.of_parts(*(found.column(_column(place, *part)) for part in agg.parts))
             else:
-                values = values_of(table.column(_column(place)))
-                groups = [[values[n] for n in rows] for rows in found.column(ROWS).to_pylist()]
                 with told(self.name, Where("the groups"), agg.name):
-                    results = column(list(map(agg.merged, groups)))
+                    rows = found.column(ROWS).combine_chunks()
+                    results = agg.results(table.column(_column(place)), rows)
             made = made.append_column(agg.name, results)
         return made.drop_columns([ALL]) if self.keys == (ALL,) else made

@@ -517,3 +517,18 @@ def test_what_is_known_of_rows_and_columns_is_known_before() -> None:
     assert (dataset.count(), dataset.columns()) == (2, ["k", "n"])
     assert dataset._stats is None
     assert not dataclasses.is_dataclass(dataset)
+
+
+def test_quantiles_of_large_values_and_of_no_numbers_are_those_of_numpy() -> None:
+    rows = [("a", math.inf), ("b", 1.0), ("b", 2.0), ("b", 4.0), ("c", math.nan), ("c", 1.0)]
+    numbers = data.from_items([{"k": key, "n": value} for key, value in rows])
+    found = made(numbers.groupby("k").aggregate(Quantile("n", q=0.75, alias_name="q")))
+    assert [row["q"] for row in found[:2]] == [math.inf, 3.0]
+    assert math.isnan(found[2]["q"])
+
+
+def test_lists_of_a_column_keep_its_type() -> None:
+    numbers = data.from_arrow(pa.table({"n": pa.array([1, 2, 1], pa.int8())}))
+    units = execute(numbers.groupby(None).aggregate(AsList("n"), Unique("n"))._plan, local=True)
+    (found,) = map(table_of, units)
+    assert found.schema.types == [pa.list_(pa.int8())] * 2
