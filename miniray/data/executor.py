@@ -271,7 +271,7 @@ def execute(
             feed = _run(stage, feed, setting)
     # Calls begin with the first look for a block, which does not wait for one.
     progress = RowProgress(setting.stats, shown=context.enable_progress_bars)
-    return _drained(feed, None if local else next(feed), setting.stats, progress)
+    return _drained(feed, None if local else _next(feed), setting.stats, progress)
 
 
 def _drained(
@@ -284,7 +284,7 @@ def _drained(
     RUNNING.add(stats)
     stats.asking = True
     try:
-        item = first or next(feed)
+        item = first or _next(feed)
         del first  # else its block would stay in memory
         while item:  # an empty list: a feed was given less than it needs
             progress.tell()
@@ -296,15 +296,20 @@ def _drained(
                 began = time.perf_counter()
                 wait(item, num_returns=1)
                 stats.waited += time.perf_counter() - began
-            item = next(feed)
-    except DataError as error:
-        # The frames of the feeds are of no use to a user.
-        raise error.with_traceback(None)
+            item = _next(feed)
     finally:
         RUNNING.discard(stats)
         stats.ended = time.perf_counter()
         progress.close()
         feed.close()
+
+
+def _next(feed: Feed) -> ReadUnit | list[Any] | None:
+    """Return what a feed yields next; errors leave out the frames of feeds."""
+    try:
+        return next(feed)
+    except DataError as error:
+        raise error.with_traceback(None)
 
 
 def pools_hold(node: PlanNode, share: int = 1) -> collections.Counter[str]:

@@ -199,7 +199,9 @@ def test_an_error_names_the_operator_the_file_and_the_row(folder: str) -> None:
     assert "/miniray/data/" not in told
     assert told.count("File ") == 1
     frames = traceback.extract_tb(caught.value.__traceback__)
-    assert [frame.name for frame in frames[1:]] == ["take_all", "_drained"]
+    # The first look for a block, which begins the calls, may find that one has failed already.
+    expected = (["take_all", "_drained", "_next"], ["take_all", "_units", "execute", "_next"])
+    assert [frame.name for frame in frames[1:]] in expected
 
     class Fails:
         def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
