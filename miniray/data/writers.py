@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 from miniray.data.aggregate import ROWS, grouped_by
 from miniray.data.batches import check_whole
-from miniray.data.blocks import Pickled, no_columns, table_to_rows, to_numpy
+from miniray.data.blocks import Pickled, no_columns, to_numpy, values_of
 from miniray.data.context import DataContext
 from miniray.data.files import checked_options, is_local, resolve
 from miniray.data.ordered import key_table
@@ -26,17 +27,35 @@ from miniray.data.tables import rebatched, resized
 from miniray.data.transforms import DataError, Transform, check_columns, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from miniray.data.transforms import Where
 
 _MODES = ("append", "create", "overwrite", "ignore")
 IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
+
+
+def _json_lines(table: Any, *, ensure_ascii: bool = True, allow_nan: bool = True) -> Iterable[str]:
+    """Return the rows of a table, which has some, as JSON; options are as of ``json.dumps``."""
+    given: Any = {"default": _plain, "ensure_ascii": ensure_ascii, "allow_nan": allow_nan}
+    columns = []
+    for values in table.columns:
+        cells = values_of(values)
+        if pa.types.is_nested(values.type) or isinstance(values.type, pa.BaseExtensionType):
+            columns.append(list(map(json.JSONEncoder(**given).encode, cells)))
+        else:  # at once; there is no other line end in JSON
+            text = json.dumps(cells, separators=("\n", ":"), **given)
+            columns.append(text[1:-1].split("\n"))
+    named = (json.dumps(name, ensure_ascii=ensure_ascii) for name in table.column_names)
+    row = ", ".join(f"{name.replace('%', '%%')}: %s" for name in named)
+    return map(f"{{{row}}}".__mod__, zip(*columns, strict=True) if columns else [()] * len(table))
+
+
 #: The writer of each kind of files, and other functions that take its options.
 _OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "parquet": (pq.write_table, pq.ParquetWriter),
     "csv": (pyarrow.csv.write_csv,),
-    "json": (json.dumps,),
+    "json": (_json_lines,),
 }
 
 
@@ -106,8 +125,7 @@ class Writer(Transform):
         if self.kind in ("parquet", "csv"):
             _OPTIONS[self.kind][0](table, sink, **self.options)
         elif self.kind == "json":
-            for row in table_to_rows(table):
-                sink.write(json.dumps(row, default=_plain, **self.options).encode() + b"\n")
+            sink.writelines(f"{line}\n".encode() for line in _json_lines(table, **self.options))
         elif self.kind == "npy":
             np.save(sink, to_numpy(table.column(self.column)), allow_pickle=False)
         else:
