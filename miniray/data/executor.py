@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 _TOGETHER = 4
 #: Partitions, at most: larger inputs have larger ones.
 _MOST = 512
+#: Rows that are read without tasks, if no more are wanted.
+_FEW = 10_000
 #: Units whose keys are looked at, at most, to choose the bounds of partitions.
 _LOOKED_AT = 64
 
@@ -367,7 +369,8 @@ def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> 
 
 def _is_small(node: PlanNode, context: DataContext) -> bool:
     """Return whether all that is read fits into a block, or a few rows of it are wanted."""
-    if isinstance(node, Limit) and not any(isinstance(each, Exchange) for each in walk(node)):
+    few = isinstance(node, Limit) and node.rows <= _FEW
+    if few and not any(isinstance(each, Exchange) for each in walk(node)):
         return True
     if isinstance(node, Read):
         target = context.target_max_block_size

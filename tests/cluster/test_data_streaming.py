@@ -182,6 +182,15 @@ def test_a_limit_stops_the_tasks() -> None:
     assert len(kept.take_all()) == 7
 
 
+def test_many_first_rows_of_large_data_are_read_by_tasks_and_a_few_are_not() -> None:
+    dataset = miniray.data.range(10_000_000)
+    for rows, calls in ((100, 0), (6_000_000, 2)):
+        first = dataset.limit(rows)
+        assert sum(len(batch["id"]) for batch in first.iter_batches(batch_size=None)) == rows
+        operators = first.get_stats_summary()["operators"]
+        assert sum(each["calls"] for each in operators) == calls
+
+
 def test_an_error_names_the_operator_the_file_and_the_row(folder: str) -> None:
     def fails(row: dict[str, Any]) -> dict[str, Any]:
         if row["a"] == 1300:
