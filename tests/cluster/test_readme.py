@@ -54,8 +54,15 @@ def lines(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
-PROGRAMS = [block for block in blocks("python") if block.startswith("import miniray\n")]
-PARTS = [block for block in blocks("python") if block not in PROGRAMS]
+def of_users(language: str) -> list[str]:
+    """Return the blocks of the documents whose code is to be tried."""
+    return [
+        each for document in ("README.md", "docs/data.md") for each in blocks(language, document)
+    ]
+
+
+PROGRAMS = [block for block in of_users("python") if block.startswith("import miniray\n")]
+PARTS = [block for block in of_users("python") if block not in PROGRAMS]
 
 
 def test_there_is_code_in_the_readme() -> None:
@@ -64,8 +71,8 @@ def test_there_is_code_in_the_readme() -> None:
     assert blocks("sh")
 
 
-@pytest.mark.parametrize(("program", "output"), [*zip(PROGRAMS, blocks("text"), strict=True)])
-def test_a_whole_program_prints_what_the_readme_says(
+@pytest.mark.parametrize(("program", "output"), [*zip(PROGRAMS, of_users("text"), strict=True)])
+def test_a_whole_program_prints_what_its_document_says(
     program: str, output: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "program.py"
@@ -76,6 +83,7 @@ def test_a_whole_program_prints_what_the_readme_says(
     try:
         result = subprocess.run(
             [sys.executable, file],
+            cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,
