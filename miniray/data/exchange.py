@@ -188,6 +188,10 @@ class Partition(Content):
     place: tuple[int, int]
 
     @property
+    def user(self) -> bool:  # type: ignore[override]
+        return any(unit.content.user for side in self.sides for unit, _ in side)
+
+    @property
     def label(self) -> str:
         if self.how is not None:
             number, count = self.place

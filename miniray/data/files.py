@@ -101,11 +101,13 @@ class FileRows(Content):
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
         if not self.source.counted:
             return between(self._tables(self.pieces), start, stop)
+        return self._tables(self.within(start, stop))
+
+    def within(self, start: int, stop: int) -> Iterator[Piece]:
+        """Yield what pieces, which have row counts, have of a range of rows."""
         found = overlapping(self.pieces, lambda piece: piece.stop - piece.start, start, stop)
-        return self._tables(
-            piece._replace(start=piece.start + low, stop=piece.start + high)
-            for piece, low, high in found
-        )
+        for piece, low, high in found:
+            yield piece._replace(start=piece.start + low, stop=piece.start + high)
 
     def _tables(self, pieces: Iterable[Piece]) -> Iterator[Any]:
         """Yield the rows of pieces.

@@ -5,27 +5,28 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import operator
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import cluster_resources
 from miniray.data.context import DataContext
 from miniray.data.dataset import Dataset
-from miniray.data.exchange import Numbered
+from miniray.data.exchange import Numbered, together
 from miniray.data.executor import execute, pools_hold, table_of, unfitting
+from miniray.data.files import FileRows, bunched
 from miniray.data.plan import Exchange, Read, Stage, chain, has_user_code, optimised, stacked
-from miniray.data.sources import CutWish
+from miniray.data.sources import CutWish, ReadUnit
 from miniray.data.stages import MODULES
 from miniray.data.transforms import DataError, FilterExpr, MapBatches, MapRows
 from miniray.train.data.units import UnitsSource, chosen
 from miniray.util.placement_group import get_current_placement_group, placement_group_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from miniray.data.context import ExecutionOptions
     from miniray.data.feeds import Feed
     from miniray.data.plan import PlanNode
-    from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform
     from miniray.train.data.order import Span
 
@@ -39,6 +40,8 @@ _UNITS = 256
 _MIXED = 65_536
 #: Bytes of a unit, at most: a task holds all of it to bring its rows into another order.
 _LARGEST = 512 * 2**20
+#: Places of the data that a unit has rows of, where its epochs have an order of their own.
+_PLACES = 8
 #: By how much the keys of the same unit differ in two epochs.
 _EPOCHS_APART = 1_000_003
 
@@ -69,7 +72,9 @@ class DatasetSource(UnitsSource):
         read, stages = _countable(optimised(dataset._plan), dataset)
         self._plan = stacked(read, stages)
         parts = _UNITS if has_user_code(self._plan) else 1
-        super().__init__(part for unit in _units_of(read, parts) for part in _held_at_once(unit))
+        found = [unit for unit in _units_of(read, parts) if unit.rows]
+        units = [part for unit in found for part in _held_at_once(unit)]
+        super().__init__(_mixed(units) if shuffled else units)
         if left_out and len(self._units) > 1:  # else all rows are mixed
             logger.warning(
                 "A random_shuffle() before the trainer is left out: in each epoch the trainer "
@@ -133,6 +138,32 @@ def _held_at_once(unit: ReadUnit) -> list[ReadUnit]:
         return [unit]
     step = -(-unit.rows // -(-unit.size // _LARGEST))
     return [unit.part(start, start + step) for start in range(0, unit.rows, step)]
+
+
+def _mixed(units: Sequence[ReadUnit]) -> Iterator[ReadUnit]:
+    """Yield as many units, of about as many rows each: some from each of several places."""
+    count = len(units)
+    rows = -(-sum(unit.rows or 0 for unit in units) // max(1, count * _PLACES))
+    most = 2 * max((unit.size for unit in units), default=0)  # row groups are not all as large
+    parts = [part for unit in units for part in _parts_of(unit, rows)]
+    for first in range(count):
+        for some in bunched(parts[first::count], operator.attrgetter("size"), most):
+            yield together([some])
+
+
+def _parts_of(unit: ReadUnit, rows: int) -> Iterator[ReadUnit]:
+    """Yield parts of a unit of at most so many rows, except that row groups stay whole.
+
+    The end of a row group is decoded with its beginning; all else is read from any row on.
+    """
+    content, whole = unit.content, unit.rows or 0
+    if not isinstance(content, FileRows):
+        yield from (unit.part(low, low + rows) for low in range(0, whole, rows))
+        return
+    pieces = content.within(unit.start, unit.start + whole)
+    for some in bunched(pieces, lambda piece: piece.stop - piece.start, rows):
+        have = sum(piece.stop - piece.start for piece in some)
+        yield ReadUnit(FileRows(content.source, tuple(some)), have, unit.size * have // whole)
 
 
 def _unshuffled(node: PlanNode) -> PlanNode:

@@ -321,6 +321,39 @@ def test_units_that_are_too_large_to_be_reordered_are_cut(tmp_path, monkeypatch)
     assert sum(cut.block_sizes) == 1000
 
 
+@pytest.mark.parametrize("kind", ["files", "part of files", "tables"])
+def test_data_sorted_by_label_come_in_units_of_several_labels(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("miniray.train.data.datasets._MIXED", 200)
+    rows = pa.table({"id": range(2000), "label": [n // 200 for n in range(2000)]})
+    tables = [rows.slice(first, 100) for first in range(0, 2000, 100)]
+    if kind == "tables":
+        data = miniray.data.from_arrow(tables)
+    else:
+        for number, table in enumerate(tables):
+            pa.parquet.write_table(table, tmp_path / f"{number:02}.parquet", row_group_size=10)
+        data = miniray.data.read_parquet(str(tmp_path))
+        data = data.train_test_split(500)[0] if kind == "part of files" else data
+    source = adapt("train", data, shuffled=True)
+    seen, labels = [], []
+    for block, size in enumerate(source.block_sizes):
+        unit = source.selected(block, Span(size, 0, size, key=1), epoch=0)
+        found = pa.concat_tables(unit.read(*unit.values()))
+        seen += found["id"].to_pylist()
+        labels.append(len(set(found["label"].to_pylist())))
+    count = 1500 if kind == "part of files" else 2000
+    assert sorted(seen) == list(range(count))
+    assert len(labels) >= count // 200
+    assert min(labels) >= 6  # of neighbours, two at most
+
+
+def test_row_groups_that_are_units_are_not_cut_to_be_mixed(tmp_path, monkeypatch):
+    monkeypatch.setattr("miniray.train.data.datasets._MIXED", 90)
+    for number in range(3):
+        pa.parquet.write_table(table_of(100), tmp_path / f"{number}.parquet")
+    source = adapt("train", miniray.data.read_parquet(str(tmp_path)), shuffled=True)
+    assert list(source.block_sizes) == [100, 100, 100]
+
+
 @pytest.mark.parametrize("kind", ["table", "file"])
 def test_a_rank_copies_some_of_the_rows_at_a_time_and_keeps_none(kind, tmp_path):
     rows = pa.table({"id": range(100), "data": pa.array([bytes(2**20)] * 100)})
