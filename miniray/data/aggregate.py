@@ -1,7 +1,8 @@
 """Aggregations: values of the rows of each group, computed in parts that are combined.
 
 Each table is aggregated by itself; the results, small as a rule, are brought together by key and
-combined. Counts, sums and their like are computed by Arrow, all others by calls in Python.
+combined. Those that are named here are computed by Arrow and NumPy for all groups at once, those
+of users by a call for each group.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class AggregateFn:
         finalize: Makes the result of an accumulator.
     """
 
-    #: Functions of Arrow: for rows, and for their results. Empty: ``partial`` and ``merged``.
+    #: Functions of Arrow: for rows, and for their results. Empty: ``partials`` and ``results``.
     parts: ClassVar[tuple[tuple[str, str], ...]] = ()
     #: The column that is read; None: any may be.
     on: str | None = None
@@ -182,14 +183,14 @@ def _groups(lists: Any) -> Any:
     return pc.list_parent_indices(lists).to_numpy()
 
 
-class AsList(_OfColumn):
-    """The values of each group, as a list; ``distinct``: each value once."""
+class _OfLists(_OfColumn):
+    """An aggregation of the list of all values of a group: base of such.
 
-    word = "list"
+    Attributes:
+        distinct: Whether the list has each value once.
+    """
+
     distinct = False
-
-    def __init__(self, on: str, alias_name: str | None = None, ignore_nulls: bool = False) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
 
     def partials(self, table: Any, keys: Any, rows: Any) -> Any:
         values = table.column(self.on)
@@ -223,13 +224,21 @@ class AsList(_OfColumn):
         return lists
 
 
-class Unique(AsList):
+class AsList(_OfLists):
+    """The values of each group, as a list."""
+
+    word = "list"
+
+    def __init__(self, on: str, alias_name: str | None = None, ignore_nulls: bool = False) -> None:
+        super().__init__(on, ignore_nulls, alias_name)
+
+
+class Unique(_OfLists):
     """The different values of each group, as a list."""
 
     word = "unique"
     leaves_out_nulls = False
     distinct = True
-    __init__ = _OfColumn.__init__
 
 
 class CountDistinct(Unique):
@@ -242,7 +251,7 @@ class CountDistinct(Unique):
         return pc.list_value_length(lists).cast(pa.int64())
 
 
-class Quantile(AsList):
+class Quantile(_OfLists):
     """A quantile of each group, between two values where none is at its place."""
 
     word = "quantile"
@@ -254,7 +263,7 @@ class Quantile(AsList):
         ignore_nulls: bool = True,
         alias_name: str | None = None,
     ) -> None:
-        _OfColumn.__init__(self, on, ignore_nulls, alias_name)
+        super().__init__(on, ignore_nulls, alias_name)
         self._q = q
 
     def of_lists(self, lists: Any) -> Any:
