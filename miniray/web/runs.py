@@ -50,6 +50,8 @@ class DatasetTable:
                         "name": dataset,
                         "operator": f"rank {rank['rank']} of {names[run_id]}",
                         "run_id": run_id,
+                        "pid": rank.get("pid"),
+                        "node_id": rank.get("node_id"),
                         "rows": read["rows"],
                         "position": read["taken"],
                         "total": read["of"],

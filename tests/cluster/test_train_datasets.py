@@ -391,3 +391,32 @@ def test_a_dataset_that_is_asked_for_and_never_read_leaves_nothing_running(fit: 
 
     fit(loop, {"train": miniray.data.range(10_000).map(slow)})
     wait_until(lambda: miniray.available_resources().get("CPU") == 4, timeout=50)
+
+
+def test_the_page_shows_how_far_each_rank_is_and_in_which_process(fit: Any, tmp_path: Path) -> None:
+    from miniray.common.runtime import current_runtime
+    from miniray.web.runs import DatasetTable
+
+    def loop(config: dict[str, str]) -> None:
+        batches = iter(train.get_dataset_shard("train").iter_batches(batch_size=10))
+        next(batches)
+        note(config["folder"], "began", os.getpid())
+        wait_until(Path(config["folder"], "seen").exists)
+
+    table = DatasetTable()
+
+    def ranks() -> list[dict[str, Any]]:
+        rows, _ = table(current_runtime().head)
+        return [row for row in rows.values() if row.get("position") == 10 and row.get("run_id")]
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        fitted = pool.submit(fit, loop, {"train": miniray.data.range(100).map(lambda row: row)})
+        try:
+            wait_until(lambda: len(ranks()) == 2)
+            shown = ranks()
+        finally:
+            (tmp_path / "seen").touch()
+        fitted.result()
+    assert {row["pid"] for row in shown} == set(noted(tmp_path, "began"))
+    assert {(row["name"], row["total"]) for row in shown} == {("train", 50)}
+    assert all(row["node_id"] for row in shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,6 +71,13 @@ class DataConfig:
                     f"DataConfig(execution_options={given!r}) must be a "
                     f"miniray.data.ExecutionOptions, or a dictionary of them by names of datasets."
                 )
+
+    @staticmethod
+    def default_ingest_options() -> ExecutionOptions:
+        """Return the options of the ``DataContext``, to be changed and given to a trainer."""
+        from miniray.data import DataContext
+
+        return copy.deepcopy(DataContext.get_current().execution_options)
 
     def check_names(self, known: Collection[str]) -> None:
         """Raise ValueError if a dataset is named that the trainer was not given."""

@@ -215,6 +215,15 @@ def test_options_of_execution_are_for_all_datasets_or_by_name():
         DataConfig(execution_options=True)
 
 
+def test_the_default_options_of_ingest_are_a_copy_to_be_changed() -> None:
+    from miniray.data import DataContext
+
+    options = DataConfig.default_ingest_options()
+    options.resource_limits.object_store_memory = 10e9
+    assert DataConfig(execution_options=options).options("train") is options
+    assert DataContext.get_current().execution_options.resource_limits.object_store_memory is None
+
+
 def test_a_configuration_that_prepares_datasets_as_rays_do_is_refused_when_it_is_defined():
     with pytest.raises(TypeError, match=r"Own\.configure is how Ray's trainers prepare"):
         type("Own", (DataConfig,), {"configure": lambda self, *args, **kwargs: {}})
