@@ -98,6 +98,7 @@ _ABSENT = {
     "llm": "call the model in a class given to map_batches()",
     "FileShuffleConfig": 'give shuffle="files"',
     **dict.fromkeys(("SaveMode", "SinkMode"), 'give mode="append" or another as text'),
+    "RandomSeedConfig": "give seed= a number",
     "Schema": "Dataset.schema() has names and types",
     **dict.fromkeys(
         ("Preprocessor", "preprocessor", "preprocessors"),

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from miniray.common.absent import absent, tell_imports
 from miniray.data.blocks import column, pickled, shown_type, table_to_rows, values_of
 from miniray.data.exchange import sliced
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
@@ -69,6 +70,10 @@ class AggregateFn:
         self._init, self._merge, self._finalize = init, merge, finalize
         self._block = accumulate_block or by_row
 
+    def of_nothing(self) -> Any:
+        """Return the result of no rows."""
+        return self.merged([self._init(None)])
+
     def partials(self, table: Any, keys: Any, rows: Any) -> Any:
         """Return the accumulators of all groups, as a column.
 
@@ -110,7 +115,7 @@ class AggregateFnV2(AggregateFn):
     def __init__(
         self, name: str, zero_factory: Callable[[], Any], *, on: str | None, ignore_nulls: bool
     ) -> None:
-        self.name, self.on = name, on
+        self.name, self.on, self._target_col_name = name, on, on  # the latter as Ray calls it
         self._zero, self._ignore_nulls = zero_factory, ignore_nulls
 
     def aggregate_block(self, block: Any) -> Any:
@@ -124,6 +129,9 @@ class AggregateFnV2(AggregateFn):
     def finalize(self, accumulator: Any) -> Any:
         """Return the result of an accumulator."""
         return accumulator
+
+    def of_nothing(self) -> Any:
+        return None
 
     def partial(self, key: Any, table: Any) -> Any:
         return self.aggregate_block(table)
@@ -164,6 +172,9 @@ class _OfColumn(AggregateFn):
         self.name = alias_name or f"{self.word}({on or ''})"
         self._ignore_nulls = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls
 
+    def of_nothing(self) -> Any:
+        return None
+
     def options(self, function: str) -> Any:
         if function == "list":
             return None
@@ -192,10 +203,11 @@ class _OfLists(_OfColumn):
 
     distinct = False
 
+    def of_nothing(self) -> Any:
+        return self.of_lists(pa.array([[]]))[0].as_py()
+
     def partials(self, table: Any, keys: Any, rows: Any) -> Any:
         values = table.column(self.on)
-        if isinstance(values.type, pa.BaseExtensionType):
-            values = column(values.to_pylist())
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
         return self._lists(values.take(rows.flatten()), _groups(rows), len(rows))
@@ -232,6 +244,11 @@ class AsList(_OfLists):
     def __init__(self, on: str, alias_name: str | None = None, ignore_nulls: bool = False) -> None:
         super().__init__(on, ignore_nulls, alias_name)
 
+    def of_lists(self, lists: Any) -> Any:
+        if isinstance(lists.type.value_type, pa.BaseExtensionType):
+            return pickled([values_of(each.values) for each in lists])
+        return lists
+
 
 class Unique(_OfLists):
     """The different values of each group, as a list."""
@@ -252,7 +269,7 @@ class CountDistinct(Unique):
 
 
 class Quantile(_OfLists):
-    """A quantile of each group, between two values where none is at its place."""
+    """A quantile of each group, between two values where none is at its place, without NaN."""
 
     word = "quantile"
 
@@ -267,17 +284,18 @@ class Quantile(_OfLists):
         self._q = q
 
     def of_lists(self, lists: Any) -> Any:
-        lengths, group = np.asarray(pc.list_value_length(lists)), _groups(lists)
+        values, group = lists.flatten().cast(pa.float64(), safe=False), _groups(lists)
+        null = np.bincount(group, values.is_null(), len(lists)) > 0
+        numbers = values.to_numpy(zero_copy_only=False)  # null is NaN
+        numbers, group = numbers[~np.isnan(numbers)], group[~np.isnan(numbers)]
+        lengths = np.bincount(group, minlength=len(lists))
         ends, place = np.cumsum(lengths), np.maximum(lengths - 1, 0) * self._q
-        values = lists.flatten().cast(pa.float64())
-        null = np.bincount(group, values.is_null(), len(lengths)) + (lengths == 0) > 0
-        numbers = values.fill_null(0).to_numpy()
-        numbers = np.append(numbers[np.lexsort((numbers, group))], np.nan)  # NaN is the largest
+        numbers = np.append(numbers[np.lexsort((numbers, group))], np.nan)
         low, high = (ends - lengths + part(place).astype(int) for part in (np.floor, np.ceil))
         with np.errstate(invalid="ignore"):
             between = numbers[low] + (numbers[high] - numbers[low]) * (place % 1)
         found = np.where(low == high, numbers[low], between)
-        return pa.array(np.where(np.isnan(numbers[ends - 1]), np.nan, found), mask=null)
+        return pa.array(found, mask=null | (lengths == 0))
 
 
 class Count(_OfColumn):
@@ -287,6 +305,9 @@ class Count(_OfColumn):
     parts = (("count", "sum"),)
     leaves_out_nulls = False
     needs_column = False
+
+    def of_nothing(self) -> Any:
+        return 0
 
 
 class Sum(_OfColumn):
@@ -415,8 +436,9 @@ class Partial(TableStep):
                 columns = key_table(table, self.keys, self.name)
             for place, agg in enumerate(self.aggs):
                 values = columns.column(0) if agg.on is None else table.column(agg.on)
-                if pa.types.is_null(values.type) and isinstance(agg, Std):
-                    values = values.cast(pa.float64())
+                plain = pa.types.is_null(values.type) or pa.types.is_integer(values.type)
+                if plain and isinstance(agg, Mean | Std):  # a sum of integers may be too large
+                    values = values.cast(pa.float64(), safe=False)
                 columns = columns.append_column(_column(place), values)
             try:
                 found = grouped_by(columns, self.keys, _calls(self.aggs, 0))
@@ -447,6 +469,9 @@ class Combine(Ordered):
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
         table = concat(sides[0])
+        if not table.num_rows and self.keys == (ALL,):
+            with told(self.name, Where("no rows")):
+                return pa.table({agg.name: column([agg.of_nothing()]) for agg in self.aggs})
         if not table.num_columns:
             return table
         found = grouped_by(table, self.keys, _calls(self.aggs, 1))
@@ -460,3 +485,21 @@ class Combine(Ordered):
                     results = agg.results(table.column(_column(place)), rows)
             made = made.append_column(agg.name, results)
         return made.drop_columns([ALL]) if self.keys == (ALL,) else made
+
+
+_COUNTED = "groupby(column).count() has how often each value comes"
+#: Aggregations of Ray that are not here, and what to do instead.
+_ABSENT = {
+    "ApproximateQuantile": "Quantile() is exact",
+    "ApproximateTopK": _COUNTED,
+    "MissingValuePercentage": "Count(column, ignore_nulls=True) beside Count() tells it",
+    "ValueCounter": _COUNTED,
+    "VectorizedAggregateFnV2": "AggregateFnV2 gets tables of Arrow",
+    "ZeroPercentage": "Mean() of a column that is 1 where the other is zero tells it",
+}
+tell_imports(__name__, _ABSENT)
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+    def __getattr__(name):
+        raise absent(__name__, name, _ABSENT)

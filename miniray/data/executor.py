@@ -13,6 +13,8 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
+
 from miniray.api import cluster_resources, wait
 from miniray.data.context import TASKS, DataContext
 from miniray.data.exchange import Aligned, Cut, together
@@ -38,9 +40,10 @@ from miniray.data.plan import (
     explained,
     has_user_code,
     optimised,
+    schema_of,
     walk,
 )
-from miniray.data.sources import CutWish, ReadUnit, ranged
+from miniray.data.sources import BlockRows, CutWish, ReadUnit, ranged
 from miniray.data.stages import StageCalls
 from miniray.data.stats import RUNNING, ExecutionStats, RowProgress
 from miniray.data.tables import concat
@@ -137,7 +140,11 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
         for below in node.inputs:
             feed = _feed(_blocks(below), setting, CutWish(target))
             inputs.enter_context(contextlib.closing(feed))
-            sides.append((yield from _drain(feed)))
+            units = yield from _drain(feed)
+            if not units and (schema := schema_of(below)) is not None:
+                none = [pa.nulls(0, kind) for kind in schema.types]
+                units.append(BlockRows.unit(pa.table(none, schema=schema), key=0))
+            sides.append(units)
         partitions: collections.deque[Any] = collections.deque([sides])
         total = sum(unit.size for side in sides for unit in side)
         # As many pieces as a driver can track, and enough for a store to hold two calls.

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.absent import AbsentAttribute
 from miniray.data.aggregate import (
     ALL,
     ROWS,
@@ -84,7 +85,7 @@ def key_names(caller: str, key: Any, columns: Sequence[str] | None = None) -> tu
 class Aggregating:
     """Aggregations of columns.
 
-    Of a dataset each returns the value of a column, a dictionary of those of several, or None of
+    Of a dataset each returns the value of a column, or a dictionary of those of several, None of
     no rows; of its groups a dataset with a row for each. ``on``: a column, or a list of columns;
     by default all. ``ignore_nulls``: leave out null, which otherwise makes the result null.
     """
@@ -147,7 +148,8 @@ class GroupedData(Aggregating):
         step = Partial(f"Aggregate({', '.join(agg.name for agg in aggs)})", keys, aggs)
         below = Stage((self._dataset._plan,), (step,))
         how = Combine(keys, aggs=aggs)
-        return self._dataset._of(Exchange((below,), how, self._partitions))
+        parts = self._partitions if self._keys else 1
+        return self._dataset._of(Exchange((below,), how, parts))
 
     def _over(self, kind: type[Any], on: Any, **options: Any) -> Any:
         """Aggregate all columns that are no keys, if ``on`` is None."""
@@ -193,6 +195,8 @@ class GroupedData(Aggregating):
         )
         return self._dataset._of(Stage((below,), (step,), compute))
 
+    with_column = AbsentAttribute("Dataset.with_column() gives each row the same")
+
     def __repr__(self) -> str:
         return f"GroupedData(key={list(self._keys)})"
 
@@ -225,6 +229,7 @@ class Rearranging(Consumption, Aggregating):
         strict: bool = False,
         shuffle: bool = False,
         keys: Sequence[str] | None = None,
+        sort: bool = False,
     ) -> Any:
         """Make other blocks of the rows.
 
@@ -234,9 +239,10 @@ class Rearranging(Consumption, Aggregating):
             strict: Accepted as in Ray: no block has more or fewer in any case.
             shuffle: Take the rows in turns: each block has some of all.
             keys: Rows whose values of these columns are equal come into the same block, sorted.
+            sort: Accepted as in Ray, for keys.
         """
         rows = target_num_rows_per_block
-        given = shuffle or keys is not None
+        given = shuffle or keys is not None or sort
         if (num_blocks is None) == (rows is None) or (given and rows is not None):
             raise ValueError(
                 "repartition() takes num_blocks, with which shuffle= and keys= go, or "
@@ -309,22 +315,22 @@ class Rearranging(Consumption, Aggregating):
         """
         return GroupedData(self, key, num_partitions)
 
-    def aggregate(self, *aggs: AggregateFn) -> dict[str, Any] | None:
-        """Return aggregations of all rows by name; None if there are no rows."""
+    def aggregate(self, *aggs: AggregateFn) -> dict[str, Any]:
+        """Return aggregations of all rows by name."""
         return self._one(self.groupby(None).aggregate(*aggs))
 
-    def _one(self, dataset: Any) -> dict[str, Any] | None:
-        rows = dataset.take(1)
+    def _one(self, dataset: Any) -> dict[str, Any]:
+        (row,) = dataset.take(1)
         self._stats = dataset._stats
-        return rows[0] if rows else None
+        return row  # type: ignore[no-any-return]
 
     def _over(self, kind: type[Any], on: Any, **options: Any) -> Any:
         found = self._one(self.groupby(None)._over(kind, on, **options))
-        return next(iter(found.values())) if found is not None and len(found) == 1 else found
+        return next(iter(found.values())) if len(found) == 1 else found
 
     def unique(self, column: str, ignore_nulls: bool = False) -> list[Any]:
         """Return the different values of a column, in the order in which they come."""
-        return self._over(Unique, column, ignore_nulls=ignore_nulls) or []
+        return self._over(Unique, column, ignore_nulls=ignore_nulls)  # type: ignore[no-any-return]
 
     def join(
         self,
@@ -353,7 +359,7 @@ class Rearranging(Consumption, Aggregating):
         """
         if join_type not in JOINS:
             raise ValueError(f"join(join_type={join_type!r}) must be one of {', '.join(JOINS)}.")
-        right_on = on if right_on is None else right_on
+        right_on = right_on or on
         for name, value in (("on", on), ("right_on", right_on)):
             if not isinstance(value, tuple | list):
                 raise ValueError(f"Expected tuple or list as `{name}` (got {type(value).__name__})")
