@@ -269,14 +269,29 @@ class Dataset(Rearranging):
         return self._between(lambda rows: [0, *(min(index, rows) for index in indices), rows])
 
     def split_proportionately(self, proportions: Sequence[float]) -> list[Any]:
-        """Split into parts of these sizes, and one with the rest."""
+        """Split into parts of these sizes, and one with the rest; each has a row, or more.
+
+        Raises:
+            ValueError: There are not enough rows, or the proportions make no sense.
+        """
         total = sum(proportions)
         if not proportions or min(proportions) <= 0 or total >= 1:
             raise ValueError(
                 f"split_proportionately({list(proportions)}) must be above 0 and below 1 together."
             )
-        shares = [*itertools.accumulate(proportions, initial=0), 1]
-        return self._between(lambda rows: [int(rows * share) for share in shares])
+
+        def ends(rows: int) -> list[int]:
+            found = [int(rows * share) for share in itertools.accumulate(proportions)]
+            for place in range(len(found) - 1, 0, -1):
+                found[place - 1] = min(found[place - 1], found[place] - 1)
+            if found[0] < 1:
+                raise ValueError(
+                    f"split_proportionately({list(proportions)}) of {rows} rows leaves a part "
+                    f"without rows."
+                )
+            return [0, *found, rows]
+
+        return self._between(ends)
 
     def train_test_split(
         self,
@@ -307,15 +322,17 @@ class Dataset(Rearranging):
             )
         dataset = (self.random_shuffle(seed=seed) if shuffle else self)._counted()
         rows = dataset.count()
-        test = int(rows * test_size) if isinstance(test_size, float) else test_size
+        is_share = isinstance(test_size, float)
+        test = rows - int(rows * (1 - test_size)) if is_share else int(test_size)
         if not 0 < test < rows:
             raise ValueError(
                 f"train_test_split({test_size!r}) of {rows} rows leaves one part without rows."
             )
         if stratify is not None:
+            share = test_size if is_share else test / rows
 
             def part(group: Any, *, last: bool) -> Any:
-                first = group.num_rows - int(group.num_rows * (test / rows))
+                first = group.num_rows - int(group.num_rows * share)
                 return group.slice(first) if last else group.slice(0, first)
 
             groups = dataset.groupby(stratify)
@@ -384,8 +401,10 @@ class Dataset(Rearranging):
         Args:
             path: The folder, local or as a URL.
             **options: ``filesystem``; ``mode``: "append" (the default), "create", "overwrite" or
-                "ignore"; ``min_rows_per_file``; ``partition_cols``; further ones of
-                ``pyarrow.parquet.write_table``.
+                "ignore"; ``min_rows_per_file``, ``max_rows_per_file``; ``partition_cols``; further
+                ones of ``pyarrow.parquet.write_table``, or in ``arrow_parquet_args_fn`` a function
+                that makes them. Those of ``pyarrow.csv.write_csv`` are made by
+                ``arrow_csv_args_fn``.
         """
         write(self, "parquet", path, **options)
 

@@ -423,6 +423,12 @@ def test_splits_are_ranges_of_rows(folder: str) -> None:
     first, second, third = data.range(10).split_at_indices([3, 7])
     assert [part.count() for part in (first, second, third)] == [3, 4, 3]
     assert [part.count() for part in data.range(10).split_proportionately([0.2, 0.5])] == [2, 5, 3]
+    tied = data.range(10).split_proportionately([0.2, 0.05])
+    assert [part.count() for part in tied] == [1, 1, 8]
+    with pytest.raises(ValueError, match="of 10 rows leaves a part without rows"):
+        data.range(10).split_proportionately([0.1, 0.05])
+    assert [part.count() for part in data.range(100).train_test_split(0.29)] == [71, 29]
+    assert [part.count() for part in data.range(3).train_test_split(0.1)] == [2, 1]
     train, test = data.range(10).train_test_split(0.3)
     assert (values(train, "id"), values(test, "id")) == (list(range(7)), [7, 8, 9])
 
