@@ -37,7 +37,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 #: Arguments of Ray's that only advise.
-_ADVICE = {"concurrency", "num_cpus", "override_num_blocks", "parallelism", "ray_remote_args"}
+_ADVICE = {
+    "concurrency",
+    "num_cpus",
+    "override_num_blocks",
+    "parallelism",
+    "ray_remote_args",
+    "try_create_dir",
+}
+#: The value of folders such as ``year=2024`` where it is null, as all who write them have it.
+NULL = "__HIVE_DEFAULT_PARTITION__"
 #: Bytes of a file in which the end of its first line is looked for.
 _FIRST = 2**20
 #: Bytes of a CSV file that is looked through for the types of its columns before it is cut.
@@ -322,7 +331,9 @@ class FilesDatasource(Datasource):
         for name, value_of in self.folders.items():
             text = path if value_of is str else texts.get(name)
             if text is not None and name not in table.column_names:
-                table = table.append_column(name, pa.repeat(value_of(text), table.num_rows))
+                kind = pa.int64() if value_of is int else pa.string()
+                value = pa.scalar(None if text == NULL else value_of(text), kind)
+                table = table.append_column(name, pa.repeat(value, table.num_rows))
         return table
 
 
@@ -430,7 +441,7 @@ def folder_columns(
     """
     found: dict[str, Callable[[str], Any]] = {}
     for name, value in itertools.chain.from_iterable(_folders(each) for each, _ in files):
-        if not value.isdecimal():
+        if not value.removeprefix("-").isdecimal() and value != NULL:
             found[name] = urllib.parse.unquote
         found.setdefault(name, int)
     return {**found, "path": str} if path else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import io
 import itertools
 import json
@@ -19,7 +20,7 @@ from miniray.data.aggregate import ROWS, grouped_by
 from miniray.data.batches import check_whole
 from miniray.data.blocks import Pickled, no_columns, to_numpy, values_of
 from miniray.data.context import DataContext
-from miniray.data.files import checked_options, is_local, resolve
+from miniray.data.files import NULL, checked_options, is_local, resolve
 from miniray.data.ordered import key_table
 from miniray.data.plan import Regroup, Stage
 from miniray.data.rearranged import key_names, known_columns
@@ -31,24 +32,36 @@ if TYPE_CHECKING:
 
     from miniray.data.transforms import Where
 
-_MODES = ("append", "create", "overwrite", "ignore")
+_MODES = ("append", "create", "overwrite", "ignore", "error")
 IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
 
 
-def _json_lines(table: Any, *, ensure_ascii: bool = True, allow_nan: bool = True) -> Iterable[str]:
-    """Return the rows of a table, which has some, as JSON; options are as of ``json.dumps``."""
+def _json_lines(table: Any, *, ensure_ascii: bool = True, allow_nan: bool = False) -> Iterable[str]:
+    """Return the rows of a table, which has some, as JSON; options are as of ``json.dumps``.
+
+    NaN and infinity are null if they are not allowed: JSON has none.
+    """
     given: Any = {"default": _plain, "ensure_ascii": ensure_ascii, "allow_nan": allow_nan}
     columns = []
     for values in table.columns:
-        cells = values_of(values)
-        if pa.types.is_nested(values.type) or isinstance(values.type, pa.BaseExtensionType):
-            columns.append(list(map(json.JSONEncoder(**given).encode, cells)))
-        else:  # at once; there is no other line end in JSON
-            text = json.dumps(cells, separators=("\n", ":"), **given)
-            columns.append(text[1:-1].split("\n"))
+        cells, kind = values_of(values), values.type
+        nested = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
+        try:
+            columns.append(_json_cells(cells, nested=nested, **given))
+        except ValueError:
+            text = json.dumps(cells, default=_plain)
+            cells = json.loads(text, parse_constant=lambda _: None)
+            columns.append(_json_cells(cells, nested=nested, **given))
     named = (json.dumps(name, ensure_ascii=ensure_ascii) for name in table.column_names)
     row = ", ".join(f"{name.replace('%', '%%')}: %s" for name in named)
     return map(f"{{{row}}}".__mod__, zip(*columns, strict=True) if columns else [()] * len(table))
+
+
+def _json_cells(cells: list[Any], *, nested: bool, **given: Any) -> list[str]:
+    if nested:
+        return list(map(json.JSONEncoder(**given).encode, cells))
+    # At once: there is no other line end in JSON.
+    return json.dumps(cells, separators=("\n", ":"), **given)[1:-1].split("\n")
 
 
 #: The writer of each kind of files, and other functions that take its options.
@@ -71,7 +84,7 @@ class Writer(Transform):
         column: The only column that is written, for arrays and images.
         partition_cols: Columns whose values name folders.
         size: Bytes of a file, about; 0: of each table.
-        options: Of what writes the format.
+        options: Makes those of what writes the format: some can't be pickled.
     """
 
     name: str
@@ -83,7 +96,7 @@ class Writer(Transform):
     column: str
     partition_cols: tuple[str, ...]
     size: int
-    options: Mapping[str, Any]
+    options: Callable[[], Mapping[str, Any]]
     user = True
     keeps_count = False
 
@@ -109,7 +122,8 @@ class Writer(Transform):
         groups = grouped_by(found, self.partition_cols)
         keys = groups.drop_columns(ROWS).to_pylist()
         for key, rows in zip(keys, groups.column(ROWS), strict=True):
-            named = (f"{name}={quote(str(value), safe='')}" for name, value in key.items())
+            texts = {n: NULL if value is None else str(value) for n, value in key.items()}
+            named = (f"{name}={quote(text, safe='')}" for name, text in texts.items())
             yield "/".join([self.folder, *named]), rest.take(rows.values)
 
     def _file(self, table: Any, where: Where) -> bytes:
@@ -123,9 +137,10 @@ class Writer(Transform):
                 f"hold. Drop or convert it ({where.label})."
             )
         if self.kind in ("parquet", "csv"):
-            _OPTIONS[self.kind][0](table, sink, **self.options)
+            _OPTIONS[self.kind][0](table, sink, **self.options())
         elif self.kind == "json":
-            sink.writelines(f"{line}\n".encode() for line in _json_lines(table, **self.options))
+            lines = _json_lines(table, **self.options())
+            sink.writelines(f"{line}\n".encode() for line in lines)
         elif self.kind == "npy":
             np.save(sink, to_numpy(table.column(self.column)), allow_pickle=False)
         else:
@@ -150,6 +165,9 @@ def _plain(value: Any) -> Any:
     """Return what JSON has for a value; UnicodeDecodeError for bytes that are no text."""
     if isinstance(value, bytes):
         return value.decode()
+    if isinstance(value, datetime.datetime):  # readers take those without fractions for times
+        unit = "nanoseconds" if hasattr(value, "nanosecond") else "microseconds"
+        return value.isoformat(" ", unit)
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -162,6 +180,7 @@ def write(
     filesystem: Any = None,
     mode: Any = "append",
     min_rows_per_file: int | None = None,
+    max_rows_per_file: int | None = None,
     column: str = "",
     partition_cols: Sequence[str] | None = None,
     **options: Any,
@@ -176,11 +195,12 @@ def write(
     mode = str(getattr(mode, "value", mode)).lower()
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
+    late = options.pop(f"arrow_{kind}_args_fn", None) or dict
     further = checked_options(caller, options, _OPTIONS.get(kind, ()), write)
     fs, folder = resolve(path, filesystem)
     there = list(fs.find(folder)) if fs.exists(folder) else []
-    if there and mode == "create":
-        raise ValueError(f"{caller}(mode='create'): there are files in {path!r}.")
+    if there and mode in ("create", "error"):
+        raise ValueError(f"{caller}(mode={mode!r}): there are files in {path!r}.")
     if there and mode == "ignore":
         return
     token = f"-{secrets.token_hex(4)}" if mode == "append" else ""
@@ -191,11 +211,14 @@ def write(
     first = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
     name = f"Write{kind.capitalize()}"
     below, size = dataset._plan, DataContext.get_current().target_max_block_size
-    if min_rows_per_file is not None:
+    if max_rows_per_file is not None:
+        rows, size = check_whole(caller, "max_rows_per_file", max_rows_per_file, 1), 0
+        below = Regroup((below,), rows, strict=True)
+    elif min_rows_per_file is not None:
         rows, size = check_whole(caller, "min_rows_per_file", min_rows_per_file, 1), 0
         below = Regroup((below,), rows)
-    folder = folder.rstrip("/")
-    writer = Writer(name, kind, fs, folder, first, token, column, columns, size, further)
+    made, folder = (lambda: {**further, **late()}), folder.rstrip("/")
+    writer = Writer(name, kind, fs, folder, first, token, column, columns, size, made)
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Stage((below,), (writer,)), ordered=False):
         pass

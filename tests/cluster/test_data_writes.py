@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import datetime
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
+csv = pytest.importorskip("pyarrow.csv")
 pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("cluster")
 CLUSTER = {"num_cpus": 2}
@@ -46,6 +48,29 @@ def test_json_has_the_text_of_bytes_and_refuses_other_bytes(tmp_path: Path) -> N
         data.from_items([{"raw": b"\xff"}]).write_json(str(tmp_path))
 
 
+def test_json_has_null_for_what_is_no_number_and_times_that_all_are_alike(tmp_path: Path) -> None:
+    times = [datetime.datetime(2026, 1, 1), datetime.datetime(2026, 1, 1, 0, 0, 0, 5)]
+    numbers = [float("nan"), [1.0, float("inf")]]
+    rows = [{"x": x, "t": t} for x, t in zip(numbers, times, strict=True)]
+    data.from_items(rows[:1]).union(data.from_items(rows[1:])).write_json(str(tmp_path))
+    texts = sorted(path.read_text() for path in tmp_path.iterdir())
+    assert texts == [
+        '{"x": [1.0, null], "t": "2026-01-01 00:00:00.000005"}\n',
+        '{"x": null, "t": "2026-01-01 00:00:00.000000"}\n',
+    ]
+    assert data.read_json(str(tmp_path)).select_columns(["t"]).count() == 2
+
+
+def test_options_that_can_not_be_pickled_are_made_where_files_are_written(tmp_path: Path) -> None:
+    data.range(2).write_csv(
+        str(tmp_path),
+        min_rows_per_file=2,
+        arrow_csv_args_fn=lambda: {"write_options": csv.WriteOptions(include_header=False)},
+    )
+    (file,) = tmp_path.iterdir()
+    assert file.read_text() == "0\n1\n"
+
+
 def test_two_that_append_to_a_folder_at_the_same_time_both_add_their_rows(tmp_path: Path) -> None:
     both = [data.range(40).map(lambda row, add=add: {"id": row["id"] + add}) for add in (0, 40)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -60,8 +85,9 @@ def test_modes_say_what_becomes_of_files_that_are_there(tmp_path: Path) -> None:
     assert data.read_parquet(folder).count() == 8
     data.range(7).write_parquet(folder, mode="ignore")
     assert data.read_parquet(folder).count() == 8
-    with pytest.raises(ValueError, match="there are files"):
-        data.range(7).write_parquet(folder, mode="create")
+    for mode in ("create", "error"):
+        with pytest.raises(ValueError, match="there are files"):
+            data.range(7).write_parquet(folder, mode=mode)
     data.range(2).write_parquet(folder, mode="overwrite")
     assert data.read_parquet(folder).count() == 2
     with pytest.raises(ValueError, match="mode='replace'"):
@@ -72,6 +98,9 @@ def test_rows_per_file_and_folders_of_partitions(tmp_path: Path) -> None:
     dataset = data.range(100).map(lambda row: {"id": row["id"], "key": row["id"] % 2})
     dataset.write_parquet(str(tmp_path / "few"), min_rows_per_file=50, concurrency=2)
     assert len(list((tmp_path / "few").iterdir())) <= 2
+    dataset.write_parquet(str(tmp_path / "many"), max_rows_per_file=30, try_create_dir=True)
+    rows = [pq.read_metadata(path).num_rows for path in (tmp_path / "many").iterdir()]
+    assert sorted(rows) == [10, 30, 30, 30]
     dataset.write_parquet(str(tmp_path / "keys"), partition_cols=["key"])
     assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["key=0", "key=1"]
     back = data.read_parquet(str(tmp_path / "keys"))
@@ -109,10 +138,16 @@ def test_folders_are_named_by_categories_and_hold_at_least_one_column(tmp_path: 
         str(tmp_path / "keys"), partition_cols=["key"]
     )
     assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == [
-        "key=None",
+        "key=__HIVE_DEFAULT_PARTITION__",
         "key=a",
         "key=b",
     ]
+    back = data.read_parquet(str(tmp_path / "keys")).sort("id").take_all()
+    assert [row["key"] for row in back] == ["a", None, "b", "a"]
+    numbers = data.from_items([{"key": key, "id": 0} for key in (-1, None)])
+    numbers.write_csv(str(tmp_path / "numbers"), partition_cols=["key"])
+    back = data.read_csv(str(tmp_path / "numbers")).sort("key").take_all()
+    assert [row["key"] for row in back] == [-1, None]
     with pytest.raises(data.DataError, match="partition_cols leaves no column"):
         data.range(4).write_parquet(str(tmp_path / "none"), partition_cols=["id"])
 
