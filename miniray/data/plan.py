@@ -266,7 +266,8 @@ def explained(node: PlanNode, depth: int = 0, *, stages: bool = True) -> str:
     elif isinstance(node, Stage):
         compute = node.compute
         most = compute.most or "any number of"
-        runs = f"pool of {compute.least} to {most} actors" if compute.is_pool else "tasks"
+        actors = most if most == compute.least else f"{compute.least} to {most}"
+        runs = f"pool of {actors} actors" if compute.is_pool else "tasks"
         where = f"  [{runs}] {dict(compute.options) or ''}".rstrip()
         if isinstance(below[0], Read):
             below = ()  # in the name of the stage
