@@ -221,6 +221,7 @@ def test_a_dataset_shows_what_its_operators_do(page: Page) -> None:
     batches = iter(dataset.iter_batches(batch_size=1000))
     next(batches)
     expect(row(page, "MapBatches")).to_contain_text("its reader")
+    expect(row(page, "MapBatches")).to_contain_text(re.compile(r"[1-9][\d.]* (B|KiB|MiB)"))
     del batches
     gc.collect()  # frames of the browser's calls may still hold it
     expect(row(page, "MapBatches")).to_have_count(0, timeout=30_000)
