@@ -229,7 +229,8 @@ class Consumption(Reading):
             if len(shown) < _SHOWN and (unit.table is not None or is_initialized()):
                 with contextlib.suppress(MinirayError):  # a block may be lost
                     shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
-        known = None if blocks is None else count_of(self._plan)
+        files = any(isinstance(each, Read) and each.source.found for each in walk(self._plan))
+        known = None if blocks is None and files else count_of(self._plan)  # looks into no file
         rows = "?" if known is None else known
         fields = list(self._schema or ())
         lines = [f"shape: ({rows}, {'?' if self._schema is None else len(fields)})"]

@@ -84,6 +84,7 @@ def test_a_repr_reads_nothing(folder: str) -> None:
     assert repr(dataset) == "shape: (?, ?)\n(Dataset isn't materialized)"
     dataset.schema()
     assert "│ int64 ┆ string │" in repr(dataset)
+    assert repr(data.range(20).map(lambda row: 1 / 0)).startswith("shape: (20, ?)")
 
 
 def test_a_repr_shows_the_first_rows_of_what_is_in_memory() -> None:
