@@ -241,6 +241,11 @@ def _encoded(kind: Any, values: list[Any], encode: Callable[[Any], Any]) -> Any:
     return pa.ExtensionArray.from_storage(kind, pa.array(stored, kind.storage_type))
 
 
+def no_rows(schema: Any) -> Any:
+    """Return a table without rows. For its method empty_table(), Arrow imports pandas."""
+    return pa.table([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
 def no_columns(rows: int) -> Any:
     """Return a table of ``rows`` rows and no column; Arrow makes one only by selecting none."""
     return pa.table({"_": pa.nulls(rows)}).select([])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from miniray.data.blocks import no_rows
 from miniray.data.expressions import Expr, comparisons
 from miniray.data.files import FileKind, FilesDatasource, Piece, is_local, unified
 from miniray.data.sources import CutWish, between
@@ -72,9 +73,7 @@ class ParquetDatasource(FilesDatasource):
 
     def _complete(self, schema: Any) -> Any:
         """Return a schema of files with the columns of their paths."""
-        # By its method empty_table(), Arrow would import pandas.
-        table = pa.table([pa.nulls(0, kind) for kind in schema.types], schema=schema)
-        return self.beside(table, self.found[0][0]).schema
+        return self.beside(no_rows(schema), self.found[0][0]).schema
 
     @property
     def counted(self) -> bool:  # type: ignore[override]
@@ -166,7 +165,7 @@ class ParquetDatasource(FilesDatasource):
         """Open a file.
 
         Raises:
-            DataError: The file is not a Parquet file.
+            DataError: The file is not a Parquet file, or is not there any more.
         """
         try:
             if is_local(self.filesystem):
@@ -176,6 +175,8 @@ class ParquetDatasource(FilesDatasource):
             return pq.ParquetFile(self.filesystem.open(path, "rb"))
         except pa.ArrowInvalid as error:
             raise DataError(f"{path} is not a Parquet file: {error}") from error
+        except OSError as error:
+            raise DataError(f"{path} can't be opened: {error}") from error
 
     def read(self, file: Any, piece: Piece) -> Iterator[Any]:
         used = self.used

@@ -181,7 +181,7 @@ class CutWish:
     def rows_each(self, rows: int, size: int) -> int:
         """Return how many rows each unit of a source has."""
         by_bytes = -(-rows * self.target // max(size, 1)) if size > self.target else rows
-        by_parts = -(-rows // self.parts)
+        by_parts = rows // self.parts
         wanted = max(1, min(by_bytes, by_parts))
         return -(-wanted // self.least) * self.least
 

@@ -18,6 +18,7 @@ from miniray.data.blocks import (
     batch_to_table,
     is_plain,
     no_columns,
+    no_rows,
     pickled,
     ragged,
     table_to_batch,
@@ -27,6 +28,10 @@ from miniray.data.blocks import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+#: Bytes of texts that offsets of 32 bits can tell, and the types that have such of 64 bits.
+_OFFSETS = 2**31 - 1
+_TEXTS = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 def concat(tables: Sequence[Any]) -> Any:
@@ -38,12 +43,24 @@ def concat(tables: Sequence[Any]) -> Any:
     if not any(table.num_columns for table in tables):  # Arrow would make no rows of them
         return no_columns(sum(table.num_rows for table in tables))
     if all(table.schema.equals(tables[0].schema) for table in tables[1:]):
-        return pa.concat_tables(tables)
+        return _large(pa.concat_tables(tables))
     filled = [table for table in tables if table.num_columns or table.num_rows]
     try:
-        return pa.concat_tables(_alike(filled), promote_options="permissive")
+        return _large(pa.concat_tables(_alike(filled), promote_options="permissive"))
     except pa.ArrowException as error:
-        raise ValueError(f"Not all rows go together. {error}") from error
+        raise ValueError(
+            f"Not all rows go together. {error}. Convert the column in a function before, or say "
+            f"what it is where files are read."
+        ) from error
+
+
+def _large(table: Any) -> Any:
+    """Return a table whose texts have offsets of 64 bits where those of 32 would overflow."""
+    for place, field in enumerate(table.schema if table.nbytes > _OFFSETS else ()):
+        if field.type in _TEXTS and table.column(place).nbytes > _OFFSETS:
+            kind = _TEXTS[field.type]
+            table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
+    return table
 
 
 def _alike(tables: Sequence[Any]) -> Sequence[Any]:
@@ -196,26 +213,34 @@ def _filled(arrays: Mapping[str, Any], rows: int) -> Any:
 
 
 def resized(tables: Iterable[Any], target: int) -> Iterator[Any]:
-    """Yield blocks of about ``target`` bytes: small tables together, large ones in parts.
+    """Yield blocks of about ``target`` bytes: small tables together, large ones in parts."""
+    for whole in gathered(tables, target):
+        size = whole.nbytes
+        rows = whole.num_rows if size < 2 * target else whole.num_rows * target // size
+        yield from rebatched([whole], max(1, rows)) if whole.num_rows else (whole,)
+
+
+def gathered(tables: Iterable[Any], least: int) -> Iterator[Any]:
+    """Yield small tables together, of ``least`` bytes, and large ones as they are.
 
     At least one comes out, without rows if there are none, so that the columns are known.
     """
     held: list[Any] = []
     size, made = 0, False
-    empty = pa.table({})
+    schema = pa.schema([])
     for table in tables:
-        empty = empty if empty.num_columns else table.slice(0, 0)
+        schema = schema if len(schema) else table.schema
         if not table.num_rows:
             continue
         held.append(table)
         size += table.nbytes
-        if size >= target:
-            whole = _joined(held)
-            rows = whole.num_rows if size < 2 * target else whole.num_rows * target // size
-            yield from rebatched([whole], max(1, rows))
+        del table  # before the next one is made
+        if size >= least:
+            whole = [_joined(held)]
             held, size, made = [], 0, True
+            yield whole.pop()
     if held or not made:
-        yield _joined(held or [empty])
+        yield _joined(held or [no_rows(schema)])
 
 
 def _joined(tables: Sequence[Any]) -> Any:

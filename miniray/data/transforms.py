@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from miniray.common.read_ahead import read_ahead
 from miniray.data.blocks import Arrays, batch_to_table, rows_to_table, table_to_rows
-from miniray.data.tables import Rows, batched, concat, tabulated
+from miniray.data.tables import Rows, batched, concat, gathered, tabulated
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ _AUTO = 4 * 2**20
 #: Rows that become a table together, at most, and as long as their size is not known.
 _TOGETHER = 4096
 _FIRST = 16
+#: Where code is that is no user's, as stacks name it: here, and in what is called from here.
+_INSIDE = ("/miniray/data/", "pyarrow/", "/fsspec/", "/cloudpickle/")
+#: Signs of an error's text that are shown.
+_SAID = 4000
 #: What a function may fill again for its next row.
 _FILLED = frozenset({np.ndarray, list})
 
@@ -114,8 +118,10 @@ class Udf:
 def _error_of(what: str, error: BaseException) -> DataError:
     """Return the error of the user's code, with the stack of that only."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/miniray/data/" not in frame.filename]
+    own = [frame for frame in frames if not any(part in frame.filename for part in _INSIDE)]
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if len(said) > _SAID:  # it may have a value of the data, of any size
+        said = f"{said[:_SAID]} ..."
     return DataError("\n".join([f"{what}: {said}", "".join(traceback.format_list(own))]).rstrip())
 
 
@@ -229,11 +235,13 @@ class MapBatches(UserStep):
 
     def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
         """Yield the rows for which the function is called."""
-        if not isinstance(self.batch_size, str):
+        if isinstance(self.batch_size, int):
             yield from batched(tables, self.batch_size)
             return
-        for table in tables:
-            yield from batched([table], max(1, _AUTO * table.num_rows // max(table.nbytes, 1)))
+        for table in gathered(tables, _AUTO):  # small files are a table each
+            few = max(1, _AUTO * table.num_rows // max(table.nbytes, 1))
+            yield from batched([table], few if self.batch_size else None)
+            del table  # before the next one is made
 
     @property
     def keeps_count(self) -> bool:  # type: ignore[override]

@@ -132,6 +132,13 @@ def test_a_flat_map_and_a_generator_give_any_number_of_rows() -> None:
     assert [row["id"] for row in rows] == list(range(100))
 
 
+def test_a_few_rows_are_divided_among_all_cpus_if_a_function_follows() -> None:
+    dataset = miniray.data.range(20).map(lambda row: row)
+    assert len(dataset.take_all()) == 20
+    (stage,) = dataset.get_stats_summary()["operators"]
+    assert stage["calls"] >= 8
+
+
 def test_as_many_tasks_run_at_once_as_are_allowed(tmp_path: Path) -> None:
     def alone(batch: dict[str, Any]) -> dict[str, Any]:
         with open(tmp_path / "running", "x"):  # fails beside another one

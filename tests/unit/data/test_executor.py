@@ -1,11 +1,13 @@
 """What a plan's pools hold beside each other, and what is too much; what feeds give, and when."""
 
 import itertools
+import math
 
 from miniray import data
 from miniray.data.blocks import rows_to_table
+from miniray.data.context import TASKS, Compute
 from miniray.data.executor import unfitting
-from miniray.data.feeds import group_feed, limit_feed, union_feed
+from miniray.data.feeds import Setting, group_feed, limit_feed, union_feed
 from miniray.data.plan import optimised
 from miniray.data.sources import BlockRows
 
@@ -38,6 +40,24 @@ def test_parts_of_a_device_that_fit_are_not_refused():
     tenth = {"num_gpus": 0.1, "batch_size": 1}
     assert unfitting(plan(tenth), {"GPU": 0.3}, share=3) == {}
     assert unfitting(plan(tenth, tenth), {"GPU": 1 - 0.8}) == {}
+
+
+def test_calls_run_at_once_as_far_as_there_are_cpus_and_memory_for_what_each_has_held():
+    setting = Setting(data.DataContext(), resources={"CPU": 8, "memory": 4 * 2**30})
+    assert setting.slots(TASKS) == (8, math.inf)
+    assert setting.slots(TASKS, heap=2**30)[0] == 4
+    assert setting.slots(TASKS, heap=2**40)[0] == 1
+    assert setting.slots(Compute(options={"num_cpus": 2}))[0] == 4
+    assert setting.slots(Compute(most=3)) == (3, 3)
+    assert setting.slots(Compute(options={"num_gpus": 1}))[0] == 1
+
+
+def test_what_is_in_flight_fits_into_a_quarter_of_the_store_or_what_is_allowed():
+    context = data.DataContext()
+    assert Setting(context, resources={"object_store_memory": 2**30}).bytes_in_flight == 2**28
+    limits = data.ExecutionResources(object_store_memory=2**20)
+    context.execution_options = data.ExecutionOptions(resource_limits=limits)
+    assert Setting(context, resources={"object_store_memory": 2**30}).bytes_in_flight == 2**20
 
 
 class Watched:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import miniray
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
@@ -236,6 +234,28 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
         data.read_parquet("/nowhere")
 
 
+def test_a_file_that_is_gone_cut_off_or_damaged_is_named(folder: str) -> None:
+    def told(pattern: str) -> None:
+        with pytest.raises(DataError, match=pattern):
+            data.read_parquet(folder).take_all()
+        with pytest.raises(DataError, match=pattern):
+            counted.take_all()
+
+    counted = data.read_parquet(folder)
+    assert counted.count() == 300  # their footers are known
+    path = Path(folder, "1.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + bytes(len(whole) // 2) + whole[4 + len(whole) // 2 :])
+    told(r"1\.parquet .*can't be read as a Parquet file")
+    path.write_bytes(whole[: len(whole) // 2])
+    told(r"1\.parquet is not a Parquet file")
+    gone = data.read_parquet(folder)
+    path.unlink()
+    for dataset in (counted, gone):
+        with pytest.raises(DataError, match=r"1\.parquet can't be opened: .* No such file"):
+            dataset.take_all()
+
+
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     (tmp_path / "x.png").write_bytes(b"no image")
@@ -398,6 +418,11 @@ def test_a_step_that_cannot_be_done_is_named() -> None:
         dataset.rename_columns({"a": "b"}).take()
     with pytest.raises(data.DataError, match=r"Filter\(\(a \+ 1\)\) failed on rows of a table"):
         dataset.filter(expr="a + 1").take()
+    long = data.from_items([{"a": "secret" * 1000}]).with_column("a", col("a").cast(pa.int64()))
+    with pytest.raises(data.DataError, match=r"WithColumns\(a\) failed .* Failed to parse") as told:
+        long.take()
+    assert len(str(told.value)) < 4100  # the value is cut off
+    assert "File " not in str(told.value)  # no code of the user
 
 
 def test_unions_and_limits_of_limits() -> None:

@@ -74,7 +74,7 @@ def test_the_next_batch_is_made_while_an_object_of_a_class_is_called():
             yield pa.table({"n": [number]})
         made[-1].set()
 
-    step = MapBatches("MapBatches", Udf(Waits, init_args=(made,))).prepared()
+    step = MapBatches("MapBatches", Udf(Waits, init_args=(made,)), batch_size=1).prepared()
     rows = [table.column("n").to_pylist() for table in step.run(tables(), Where("here"))]
     assert rows == [[0], [1], [2]]
 
@@ -89,7 +89,7 @@ def test_a_reader_that_stops_ends_the_thread_that_reads_ahead_and_an_error_comes
             yield pa.table({"id": [number]})
         raise OSError("gone")
 
-    step = MapBatches("MapBatches", Udf(Same)).prepared()
+    step = MapBatches("MapBatches", Udf(Same), batch_size=1).prepared()
     found = step.run(tables(), Where("here"))
     assert next(found).num_rows == 1
     found.close()
@@ -98,6 +98,23 @@ def test_a_reader_that_stops_ends_the_thread_that_reads_ahead_and_an_error_comes
     assert [next(found).column("id").to_pylist() for _ in range(3)] == [[0], [1], [2]]
     with pytest.raises(OSError, match="gone"):
         next(found)
+
+
+def test_small_files_are_one_batch_where_no_size_is_given(tmp_path):
+    for number in range(100):
+        (tmp_path / f"{number:02d}.bin").write_bytes(bytes([number]))
+    (unit,) = data.read_binary_files(str(tmp_path))._plan.source.units(CutWish(2**20))
+    batches = []
+
+    def noted(batch):
+        batches.append(len(batch["bytes"]))
+        return batch
+
+    for size in (None, "auto"):
+        work = StageWork((MapBatches("MapBatches", Udf(noted), size),), 2**20)
+        (table,) = work.tables(Where("here"), unit, ())
+        assert table.column("bytes").to_pylist() == [bytes([number]) for number in range(100)]
+    assert batches == [100, 100]
 
 
 def test_large_row_groups_are_cut_so_that_each_cpu_has_a_part_and_small_ones_further(tmp_path):

@@ -284,7 +284,7 @@ def test_a_shuffle_that_is_left_out_is_told_where_an_epoch_mixes_less(caplog):
     for dataset in (rows.map(same), rows.select_columns(["id"]), miniray.data.range(9).map(same)):
         adapt("train", dataset, shuffled=True)
     (told,) = caplog.messages  # all others are of one unit, or have no shuffle
-    assert "orders the 250 units" in told
+    assert "orders the 334 units" in told
 
 
 class HubDataset:
