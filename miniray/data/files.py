@@ -174,7 +174,9 @@ def _json(data: bytes, piece: Piece, parse_options: Any = None) -> Any:
         return pyarrow.json.read_json(io.BytesIO(data), read, parse_options)
     except pa.ArrowInvalid as error:
         if not piece.whole:
-            raise ValueError(f"an object of a part does not end with its line: {error}") from error
+            raise ValueError(
+                f"{error}. Of a large file, no object that does not end with its line can be read."
+            ) from error
         try:
             found = json.loads(data)
         except json.JSONDecodeError as other:

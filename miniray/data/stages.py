@@ -77,14 +77,14 @@ def blocks_of(generator: Any, unit: ReadUnit, number: int, stats: StageStats) ->
             elif not generator.is_finished():
                 yield [generator]
             elif refs:
-                _value(refs.pop(), label)  # an error comes last
+                _value(refs.pop(), label, stats.name)  # an error comes last
             else:
                 yield from itertools.repeat(None)
-        record = _value(refs.pop(), label)
+        record = _value(refs.pop(), label, stats.name)
         if record.first != rows:
             raise DataError(
-                f"{label} ran again after its process had died, and gave other rows than "
-                f"before. Functions must make the same of the same rows."
+                f"{stats.name} ran again on {label} after its process had died, and gave other "
+                f"rows than before. Functions must make the same of the same rows."
             )
         rows += record.rows
         stats.add(record)
@@ -92,8 +92,8 @@ def blocks_of(generator: Any, unit: ReadUnit, number: int, stats: StageStats) ->
         yield ReadUnit(content, record.rows, record.size, (refs.pop(),), key=key, place=place)
 
 
-def _value(ref: Any, label: str) -> Any:
-    """Return the value of a ref; errors come without the task's own traceback."""
+def _value(ref: Any, label: str, name: str) -> Any:
+    """Return the value of a ref; errors tell the unit and the stage, without its traceback."""
     try:
         return get(ref)
     except MinirayError as error:
@@ -103,8 +103,8 @@ def _value(ref: Any, label: str) -> Any:
             raise DataError(str(cause or failed)) from None
         if isinstance(failed, TaskError):
             said = f"{type(cause).__name__}: {cause}" if cause is not None else str(failed)
-            raise DataError(f"Reading {label} failed: {said}") from error
-        raise DataError(f"The task for {label} has ended: {error}") from error
+            raise DataError(f"{name} failed on {label}: {said}") from error
+        raise DataError(f"{name} did not end on {label}: {error}") from error
 
 
 class StageCalls:

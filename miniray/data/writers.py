@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import io
@@ -108,7 +109,8 @@ class Writer(Transform):
                 for folder, part in self._partitioned(table):
                     for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
                         place = f"{self.first + where.index:06d}-{next(numbers):06d}{self.token}"
-                        self._store(folder, f"{place}.{self.kind}", self._file(rows, where))
+                        path = f"{folder}/{place}.{self.kind}"
+                        self._store(path, self._file(rows, where), where)
             yield no_columns(len(table))
 
     def _partitioned(self, table: Any) -> Iterator[tuple[str, Any]]:
@@ -150,15 +152,22 @@ class Writer(Transform):
             Image.fromarray(image).save(sink, format=self.kind.replace("jpg", "jpeg"))
         return sink.getvalue()
 
-    def _store(self, folder: str, name: str, data: bytes) -> None:
+    def _store(self, path: str, data: bytes, where: Where) -> None:
         """Write a file so that it is there whole or not at all."""
         fs = self.filesystem
-        fs.makedirs(folder, exist_ok=True)
-        path = f"{folder}/{name}"
+        folder, _, name = path.rpartition("/")
         aside = f"{folder}/.{name}.part" if is_local(fs) else path
-        fs.pipe_file(aside, data)
-        if aside != path:
-            fs.mv(aside, path)
+        try:
+            fs.makedirs(folder, exist_ok=True)
+            fs.pipe_file(aside, data)
+            if aside != path:
+                fs.mv(aside, path)
+        except OSError as error:
+            if aside != path:
+                with contextlib.suppress(OSError):
+                    fs.rm_file(aside)
+            text = f"{self.name}: {path} can't be written: {error} ({where.label})"
+            raise DataError(text) from error
 
 
 def _plain(value: Any) -> Any:

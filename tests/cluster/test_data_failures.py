@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cluster_helpers import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +98,49 @@ def test_a_unit_that_gives_other_rows_when_it_runs_again_is_an_error(tmp_path: P
             data.range(160).map_batches(changing).count()  # units of 20 rows
     finally:
         context.target_max_block_size = before
+
+
+def test_a_worker_that_dies_while_it_writes_leaves_each_row_once(tmp_path: Path) -> None:
+    folder, died = tmp_path / "out", tmp_path / "died"
+
+    def dies_when_files_are_there(batch: Any) -> Any:
+        for n in batch["id"]:
+            if n == 8 and not died.exists():  # of a unit of rows 6 to 8
+                wait_until(lambda: len(list(folder.glob("000002-*.parquet"))) == 2)
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield {"id": np.full(2**17, n)}
+
+    context = data.DataContext.get_current()
+    before, context.target_max_block_size = context.target_max_block_size, 2**20
+    try:
+        data.range(24).map_batches(dies_when_files_are_there).write_parquet(str(folder))
+    finally:
+        context.target_max_block_size = before
+    assert died.exists()
+    counted = data.read_parquet(str(folder)).groupby("id").count().take_all()
+    assert counted == [{"id": n, "count()": 2**17} for n in range(24)]
+
+
+@pytest.mark.parametrize("pool", [False, True], ids=["tasks", "pool"])
+def test_a_function_that_ends_its_process_each_time_is_named_with_the_rows(pool: bool) -> None:
+    def ends(batch: Any) -> Any:
+        os._exit(3)
+
+    class Ends:
+        def __call__(self, batch: Any) -> Any:
+            os._exit(3)
+
+    context = data.DataContext.get_current()
+    before = context.max_actor_restarts, context.max_task_retries
+    context.max_actor_restarts = context.max_task_retries = 0
+    try:
+        dataset = data.range(10).map_batches(Ends if pool else ends, concurrency=1)
+        told = r"MapBatches\(.nds\) did not end on rows 0 to \d of range\(0, 10\): .* with code 3"
+        with pytest.raises(data.DataError, match=told):
+            dataset.take_all()
+    finally:
+        context.max_actor_restarts, context.max_task_retries = before
 
 
 operations = st.lists(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cluster_helpers import processes_with, wait_until
+from object_helpers import known_objects
 
 import miniray
 from miniray import data
@@ -87,6 +88,20 @@ def test_stages_pass_on_more_than_the_store_holds() -> None:
     assert found == [(n, -n) for n in range(100)]
 
 
+def test_a_reader_that_never_reads_leaves_all_cpus_to_others_and_then_no_value(
+    tmp_path: Path,
+) -> None:
+    marker = tmp_path / "made"
+    batches = iter(data.range(300).map(large(str(marker))).iter_batches())
+    wait_until(lambda: marker.exists() and miniray.available_resources().get("CPU") == 1)
+    assert marker.stat().st_size < 40
+    others = data.range(60).map(large(str(tmp_path / "others"))).iter_rows()
+    assert [row["id"] for row in others] == list(range(60))
+    assert marker.stat().st_size < 40
+    del batches
+    wait_until(lambda: not known_objects() and miniray.available_resources().get("CPU") == 1)
+
+
 def test_a_data_set_is_materialized_that_is_larger_than_the_store() -> None:
     def made(row: dict[str, Any]) -> dict[str, Any]:
         return {"id": row["id"], "data": np.full(MIB // 8, row["id"])}
@@ -151,7 +166,7 @@ def test_a_row_larger_than_the_store_is_an_error_that_says_so() -> None:
     def huge(row: dict[str, Any]) -> dict[str, Any]:
         return {"data": np.zeros(75 * MIB // 8)}
 
-    with pytest.raises(data.DataError, match=r"\(0, 1\) failed: ObjectStoreFullError: A value"):
+    with pytest.raises(data.DataError, match=r"on range\(0, 1\): ObjectStoreFullError: A value"):
         data.range(1).map(huge).take_all()
 
 

@@ -121,6 +121,15 @@ def test_a_file_has_the_rows_of_many_small_batches_and_at_least_those_asked_for(
     assert pq.read_metadata(file).num_rows == 6_000_000
 
 
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "key=1").write_text("a file in the way")
+    dataset = data.range(4).add_column("key", lambda batch: batch["id"] % 2)
+    told = r"WriteParquet: .*/key=1/.*\.parquet can't be written: .* \(.*range\(0, 4\)\)$"
+    with pytest.raises(data.DataError, match=told):
+        dataset.write_parquet(str(tmp_path), partition_cols=["key"])
+    assert not list(tmp_path.rglob("*.part"))
+
+
 def test_a_value_that_names_a_folder_names_none_elsewhere(tmp_path: Path) -> None:
     names = ["../../out", "a/b", "50%25", "x=y z"]
     folder = tmp_path / "deep" / "keys"
