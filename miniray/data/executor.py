@@ -95,11 +95,10 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
         return _run(Stage(node.inputs, (Gather(),)), groups, setting, target=0)
     assert isinstance(node, Stage)
     compute, target = node.compute, setting.context.target_max_block_size
-    # Without code of the user, there are as many parts as the node above would have.
-    parts, least = wish.parts, max(node.least, wish.least)
-    if node.user and not setting.local:
+    parts, least = wish.parts, node.least if node.user else max(node.least, wish.least)
+    if (node.user or parts > 1) and not setting.local:  # a function is called here or above
         slots = max(compute.least, compute.most) if compute.is_pool else setting.slots(compute)[0]
-        parts, least = setting.context.read_op_min_num_blocks * slots, node.least
+        parts = max(parts, setting.context.read_op_min_num_blocks * slots)
     feed = group_feed(_feed(below, setting, CutWish(target, parts, least)), node.least)
     if isinstance(below, Exchange) and below.partitions is not None and not node.steps:
         target = 0  # this number of blocks was requested

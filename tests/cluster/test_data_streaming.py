@@ -500,14 +500,13 @@ def test_small_data_is_divided_among_a_pool_behind_steps_without_functions() -> 
         def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
             return batch
 
-    rows = (
-        miniray.data.range(100)
-        .filter(expr="id < 90")
-        .with_column("x", miniray.data.expressions.col("id"))
-    )
-    scored = rows.map_batches(Model, batch_size=10, concurrency=2)
-    assert [row["id"] for row in scored.take_all()] == list(range(90))
-    assert scored.get_stats_summary()["operators"][-1]["calls"] > 2
+    for actors, cuts in ((1, 8), (4, 16)):  # four for each of two CPUs, or for each actor
+        rows = miniray.data.range(1600).filter(expr="id < 1500")
+        scored = rows.map_batches(Model, batch_size=10, concurrency=actors)
+        assert [row["id"] for row in scored.take_all()] == list(range(1500))
+        read, called = scored.get_stats_summary()["operators"]
+        assert read["calls"] == cuts
+        assert called["calls"] >= cuts - 1
 
 
 def told() -> list[dict[str, Any]]:
