@@ -31,6 +31,7 @@ _OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.BitAnd: ("&", "and_kleene"),
     ast.BitOr: ("|", "or_kleene"),
 }
+_TEXTS = {pa.string(), pa.large_string()}
 _SIGNS = {function: sign for sign, function in _OPERATORS.values()}
 
 
@@ -79,12 +80,18 @@ class Expr:
                 return pc.cast(*operands, self.argument)
             case "floor_divide" | "modulo":
                 return _divided(*operands)[self.function == "modulo"]
+            case "add" if (kinds := {each.type for each in operands}) <= _TEXTS:
+                kind = max(kinds, key=pa.types.is_large_string)
+                texts = [pc.cast(each, kind) for each in [*operands, pa.scalar("")]]
+                return pc.binary_join_element_wise(*texts)
         return pc.call_function(self.function, operands)
 
     def values(self, table: Any) -> Any:
         """Return a value for each row of a table."""
         found = self.evaluate(table)
-        return pa.repeat(found, table.num_rows) if isinstance(found, pa.Scalar) else found
+        if not isinstance(found, pa.Scalar):
+            return found
+        return pa.repeat(found, max(1, table.num_rows)).slice(0, table.num_rows)
 
     def columns(self) -> set[str]:
         own = {self.argument} if self.function == "column" else set()
@@ -103,6 +110,10 @@ class Expr:
     def is_in(self, values: Any) -> Expr:
         """Return whether a value is one of these."""
         return Expr("is_in", (self,), tuple(values))
+
+    def not_in(self, values: Any) -> Expr:
+        """Return whether a value is none of these."""
+        return ~self.is_in(values)
 
     def cast(self, kind: Any) -> Expr:
         """Convert to a type of Arrow, or to the one of this name."""
@@ -123,6 +134,16 @@ class Expr:
 
     def __invert__(self) -> Expr:
         return Expr("invert", (self,))
+
+    if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+        def __getattr__(self, name):
+            raise AttributeError(
+                f"Expressions have no {name!r}: compute it in a function given to add_column() or "
+                f"map_batches(), as with pyarrow.compute.",
+                name=name,
+                obj=self,
+            )
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -193,6 +214,10 @@ def _parse(node: Any, text: str) -> Expr:
             return ~inner(operand)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return lit(-value)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return 0 - inner(operand)
+        case ast.Call(func=ast.Name(id="is_null" | "is_valid" | "is_nan" as name), args=[operand]):
+            return Expr(name, (inner(operand),))
         case ast.BoolOp(op=op, values=values):
             both = operator.and_ if isinstance(op, ast.And) else operator.or_
             return functools.reduce(both, map(inner, values))

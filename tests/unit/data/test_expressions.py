@@ -26,6 +26,11 @@ TABLE = pa.table({"a": [1, 2, 3, None], "b": ["x", "y", "x", "z"]})
         (col("a") % 2 == 0, "a % 2 == 0", [False, True, False, None]),
         (-7 % col("a") + (col("a") - 4) // 2, "-7 % a + (a - 4) // 2", [-2, 0, 1, None]),
         (col("a") / 2.0 // 1.0, "a / 2.0 // 1.0", [0.0, 1.0, 1.0, None]),
+        ("<" + col("b") + ">", "'<' + b + '>'", ["<x>", "<y>", "<x>", "<z>"]),
+        (0 - col("a"), "-a", [-1, -2, -3, None]),
+        (col("a").is_null(), "is_null(a)", [False, False, False, True]),
+        (col("a").is_not_null(), "is_valid(a)", [True, True, True, False]),
+        (col("b").not_in(["y", "z"]), "b not in ['y', 'z']", [True, False, True, False]),
     ],
 )
 def test_an_expression_and_its_text_give_the_same(expr: Any, text: str, values: list[Any]) -> None:
@@ -60,3 +65,18 @@ def test_python_operators_that_need_a_value_say_what_to_write() -> None:
 def test_comparisons_that_all_rows_fulfil_are_found() -> None:
     found = list(comparisons(parsed("a > 5 and b == 'x' and (a < 9 or b == 'y')")))
     assert found == [("a", "greater", 5), ("b", "equal", "x")]
+
+
+def test_what_expressions_lack_is_refused_with_what_to_do() -> None:
+    with pytest.raises(AttributeError, match=r"no 'str': compute it .* add_column\(\)"):
+        col("b").str.upper()
+
+
+def test_texts_of_pandas_are_joined_with_others() -> None:
+    table = pa.table({"a": ["x"], "b": pa.array(["y"], pa.large_string())})
+    assert (col("a") + col("b") + "z").evaluate(table).to_pylist() == ["xyz"]
+
+
+def test_one_value_for_all_rows_may_be_for_none() -> None:
+    for count in (0, 2):
+        assert lit([1]).values(TABLE.slice(0, count)).to_pylist() == [[1]] * count
