@@ -174,7 +174,9 @@ def _of_array(values: Any) -> Any:
             return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
         # Arrow ends texts of NumPy at a zero.
         return pa.array(values.tolist() if kind in "US" else _kept(values))
-    if 0 in values.shape[1:] or kind not in "biuf":
+    if 0 in values.shape[1:] and kind in "biuf":
+        return ragged(list(values), values.dtype)
+    if kind not in "biuf":
         # By tolist(), masked values are None.
         return _of_values(values.tolist() if values.ndim == 1 and kind == "c" else list(values))
     flat = _of_array(np.ravel(_kept(values)))
@@ -192,14 +194,14 @@ def _of_values(values: list[Any]) -> Any:
         return _of_arrays(values)
     if isinstance(first, np.void) and first.dtype.names:  # item() has no names
         return pickled(values)
-    if isinstance(first, np.generic):
-        values = [value.item() if isinstance(value, np.generic) else value for value in values]
     kinds = set(map(type, values))
     if {str, bytes} <= kinds or kinds & {set, frozenset}:  # Arrow would make others of them
         return pickled(values)
     try:
         return pa.array(values)
     except (pa.ArrowException, TypeError, OverflowError, ValueError):
+        if isinstance(first, np.datetime64):  # of days, which Arrow does not take
+            return _of_values([value if value is None else value.item() for value in values])
         pandas = sys.modules.get("pandas")
         missing = set() if pandas is None else {id(pandas.NaT), id(pandas.NA)}
         if missing.isdisjoint(map(id, values)):
@@ -210,6 +212,10 @@ def _of_values(values: list[Any]) -> Any:
 def _of_arrays(values: list[Any]) -> Any:
     there = [value for value in values if value is not None]
     if not all(isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in there):
+        if all(isinstance(v, np.ndarray) and v.ndim == 1 and v.dtype == np.object_ for v in there):
+            # Lists of Arrow come so, as of texts.
+            made = _of_values([value if value is None else list(value) for value in values])
+            return pickled(values) if isinstance(made.type, Pickled) else made
         return pickled(values)
     alike = len({(value.shape, value.dtype) for value in there}) == 1
     if alike and len(there) == len(values) and there[0].size:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -74,6 +76,8 @@ def collate_torch(columns: Mapping[str, Any], dtypes: Any) -> dict[str, Any]:
 
     tensors = {}
     for name, array in columns.items():
+        if array.dtype == object and not any(value is not None for value in array):
+            array = np.full(len(array), np.nan, np.float32)  # noqa: PLW2901 -- all are missing
         if array.dtype.kind in "OUSMm":
             raise TypeError(
                 f"The column {name!r} has no numbers of one shape (dtype {array.dtype}), so it "

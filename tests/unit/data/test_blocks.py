@@ -381,3 +381,27 @@ def test_pandas_gets_tensors_as_cells() -> None:
     assert frame["x"][0].shape == (3,)
     assert blocks.batch_to_table(frame).column("y").to_pylist() == [1, 2]
     assert blocks.batch_to_table({"y": frame["y"]}).column("y").to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["float32", "uint16", "bool", "datetime64[ns]"])
+def test_numbers_of_numpy_in_rows_keep_their_type(kind: str) -> None:
+    values = np.array([0, 1]).astype(kind)
+    table = blocks.rows_to_table([{"x": values[0]}, {"x": values[1]}])
+    assert blocks.table_to_batch(table, "numpy")["x"].dtype == kind
+
+
+def test_days_of_numpy_in_rows_are_dates() -> None:
+    table = blocks.rows_to_table([{"x": np.datetime64("2020-01-02")}, {"x": None}])
+    assert table["x"].to_pylist() == [datetime.date(2020, 1, 2), None]
+
+
+def test_lists_of_texts_come_back_out_of_batches_as_such() -> None:
+    table = pa.table({"x": [["a"], [], None, ["b", "c"]], "y": [[["a"]], [], None, [["b"], []]]})
+    again = blocks.batch_to_table(blocks.table_to_batch(table, "numpy"))
+    assert (again.schema, again.to_pylist()) == (table.schema, table.to_pylist())
+
+
+def test_arrays_of_no_value_have_a_type_before_there_are_any() -> None:
+    kinds = [blocks.batch_to_table({"x": np.ones((n, 2, 0))}).schema for n in (0, 3)]
+    assert kinds[0] == kinds[1]
+    assert blocks.shown_type(kinds[0].field("x").type) == "tensor(...)[double]"
