@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import is_initialized
 from miniray.data.batches import Reading, StreamIterator, check_whole
-from miniray.data.blocks import shown_type, table_to_batch, table_to_rows
+from miniray.data.blocks import check_format, shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
 from miniray.data.plan import Exchange, Limit, Read, count_of, explained, optimised, schema_of, walk
 from miniray.data.sources import BlockRows, ReadUnit, UnitsDatasource
@@ -97,6 +97,7 @@ class Consumption(Reading):
         Raises:
             ValueError: The dataset is empty.
         """
+        check_format("take_batch", batch_format)
         batch_size = check_whole("take_batch", "batch_size", batch_size, 1)
         table = _whole(self._tables(Limit((self._plan,), batch_size)))
         if not table.num_rows:
@@ -129,14 +130,15 @@ class Consumption(Reading):
             known = sum(table_of(u).num_rows if u.rows is None else u.rows for u in units)
         return known
 
-    def schema(self) -> DataSchema | None:
+    def schema(self, fetch_if_missing: bool = True) -> DataSchema | None:
         """Return the columns and their types, None if there are no rows.
 
-        Without functions they are known from files' metadata; otherwise the first row is made.
+        Without functions they are known from files' metadata; otherwise the first row is made,
+        or None is returned if ``fetch_if_missing`` is False.
         """
         if self._schema is None:
             self._schema = schema_of(optimised(self._plan))
-        if self._schema is None:
+        if self._schema is None and fetch_if_missing:
             plan = self._plan
             while isinstance(plan, Exchange) and plan.how.keeps_count and len(plan.inputs) == 1:
                 (plan,) = plan.inputs  # its rows are those of its input
@@ -145,9 +147,9 @@ class Consumption(Reading):
                     break
         return None if self._schema is None else DataSchema(self._schema)
 
-    def columns(self) -> list[str] | None:
-        """Return the names of the columns."""
-        schema = self.schema()
+    def columns(self, fetch_if_missing: bool = True) -> list[str] | None:
+        """Return the names of the columns. Arguments as of ``schema``."""
+        schema = self.schema(fetch_if_missing)
         return None if schema is None else schema.names
 
     def num_blocks(self) -> int:
@@ -205,8 +207,8 @@ class Consumption(Reading):
         return refs
 
     def stats(self) -> str:
-        """Return what the newest execution has done, by operator."""
-        return "The dataset was not executed yet." if self._stats is None else self._stats.text()
+        """Return what the newest execution has done, by operator; "" if there was none."""
+        return "" if self._stats is None else self._stats.text()
 
     def get_stats_summary(self) -> dict[str, Any]:
         """Return the figures of ``stats()`` as plain values."""

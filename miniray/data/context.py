@@ -148,14 +148,14 @@ class ActorPoolStrategy:
     max_tasks_in_flight_per_actor: int | None = None
 
     def __post_init__(self) -> None:
-        given = [self.size, self.min_size, self.max_size, self.initial_size]
+        given = [self.size, self.min_size, self.initial_size, self.max_size]
         numbers = [each for each in given if each is not None]
         whole = all(isinstance(each, int) and each > 0 for each in numbers)
         alone = self.size is None or len(numbers) == 1
-        if not whole or not alone or 0 < (self.max_size or 0) < (self.min_size or 1):
+        if not whole or not alone or numbers != sorted(numbers):
             raise ValueError(
-                f"{self!r}: give size alone, or min_size and max_size, which is not below it; "
-                f"numbers of actors are whole and 1 or more."
+                f"{self!r}: give size alone, or min_size and max_size, which is not below it, with "
+                f"initial_size between them; numbers of actors are whole and 1 or more."
             )
 
     @property

@@ -10,6 +10,7 @@ import json
 import operator
 import os
 import urllib.parse
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 
-from miniray.data.blocks import column, from_file
+from miniray.data.blocks import column, from_file, no_rows
 from miniray.data.sources import (
     ENDLESS,
     Content,
@@ -27,6 +28,7 @@ from miniray.data.sources import (
     items_to_table,
     overlapping,
 )
+from miniray.data.tables import concat
 from miniray.data.transforms import DataError
 from miniray.system.option_checks import suggestion
 
@@ -47,6 +49,8 @@ _ADVICE = {
 }
 #: The value of folders such as ``year=2024`` where it is null, as all who write them have it.
 NULL = "__HIVE_DEFAULT_PARTITION__"
+#: Compressions by the ends of files' names.
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".br": "brotli", ".lz4": "lz4", ".zst": "zstd"}
 #: Bytes of a file in which the end of its first line is looked for.
 _FIRST = 2**20
 #: Bytes of a CSV file that is looked through for the types of its columns before it is cut.
@@ -133,8 +137,8 @@ class FileRows(Content):
                     file = file or source.open(path)
                     for table in source.read(file, piece):
                         if kind.lines is not None:
-                            seen.append((path, _plain(table.schema)))
-                            seen = [(seen[0][0], unified(kind.called, seen))]
+                            seen.append((path, table.schema))
+                            seen = [(seen[0][0], together(kind.called, seen))]
                         yield table
         except (pa.ArrowException, OSError, ValueError) as error:
             article = "an" if kind.called == "image" else "a"
@@ -150,10 +154,9 @@ def _csv(
     convert_options: Any = None,
 ) -> Any:
     """Read CSV that begins with a header."""
-    packed = "gzip" if piece.path.endswith(".gz") else None
     tabs = pyarrow.csv.ParseOptions(delimiter="\t") if piece.path.endswith(".tsv") else None
     return pyarrow.csv.read_csv(
-        pa.input_stream(pa.BufferReader(data), packed),
+        pa.BufferReader(data),
         read_options or pyarrow.csv.ReadOptions(use_threads=False),
         parse_options or tabs,
         convert_options,
@@ -216,12 +219,19 @@ def _image(data: bytes, piece: Piece, size: Any = None, mode: str | None = None)
 
 def _numpy(data: bytes, piece: Piece) -> Any:
     """Make a row of each entry of the first axis. Python objects are refused: they are pickled."""
-    return pa.table({"data": column(np.atleast_1d(np.load(io.BytesIO(data), allow_pickle=False)))})
+    found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return pa.table({"data": column(np.atleast_1d(found))})
+
+
+def _packed(*extensions: str) -> tuple[str, ...]:
+    """Return how names of files end that may be compressed."""
+    return tuple(map("".join, itertools.product(extensions, ("", *_PACKED))))
 
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-CSV = FileKind("ReadCSV", "CSV", _csv, (".csv", ".csv.gz", ".tsv"), _has_names)
-JSON = FileKind("ReadJSON", "JSON", _json, (".json", ".jsonl", ".ndjson"), _has_objects, inflates=2)
+_OBJECTS = _packed(".json", ".jsonl", ".ndjson")
+CSV = FileKind("ReadCSV", "CSV", _csv, _packed(".csv", ".tsv"), _has_names)
+JSON = FileKind("ReadJSON", "JSON", _json, _OBJECTS, _has_objects, inflates=2)
 TEXT = FileKind("ReadText", "text", _text, lines=bool)
 BINARY = FileKind("ReadBinary", "binary", _bytes)
 IMAGES = FileKind("ReadImage", "image", _image, _PICTURES, inflates=8)
@@ -235,14 +245,14 @@ class FilesDatasource(Datasource):
     Attributes:
         filesystem: Of fsspec.
         options: Of the function that makes rows of bytes.
-        folders: The columns from paths, and the functions that make values of their texts.
+        folders: The columns from paths.
         found: Paths and sizes; none in read units.
     """
 
     kind: FileKind
     filesystem: Any
     options: Mapping[str, Any]
-    folders: Mapping[str, Callable[[str], Any]]
+    folders: Sequence[str]
     found: Sequence[tuple[str, int]]
     name: str
     #: Whether pieces have row counts.
@@ -287,7 +297,7 @@ class FilesDatasource(Datasource):
 
         Parts of a small CSV file are read with the types of the whole.
         """
-        if self.kind.lines is None or self.options or path.endswith(".gz"):
+        if self.kind.lines is None or self.options or _codec(path):
             return None
         if not self.kind.lines(self.filesystem.head(path, _FIRST)):
             return None
@@ -310,7 +320,7 @@ class FilesDatasource(Datasource):
         data = self.filesystem.cat_file(path) if piece.whole else self._lines(piece)
         if data or not piece.start:
             assert self.kind.table is not None
-            table = self.kind.table(data, piece, **self.options)
+            table = self.kind.table(_unpacked(data, path), piece, **self.options)
             if table is not None:
                 yield self.beside(table, path)
 
@@ -328,15 +338,26 @@ class FilesDatasource(Datasource):
 
     def beside(self, table: Any, path: str) -> Any:
         """Return a table of a file with the columns of its path; a column of the file wins."""
+        if len(set(table.column_names)) < table.num_columns:
+            raise ValueError(f"two of its columns have the same name: {table.column_names}")
         table = from_file(table)
-        texts = dict(_folders(path))
-        for name, value_of in self.folders.items():
-            text = path if value_of is str else texts.get(name)
-            if text is not None and name not in table.column_names:
-                kind = pa.int64() if value_of is int else pa.string()
-                value = pa.scalar(None if text == NULL else value_of(text), kind)
+        texts = {"path": path, **_folders(path)}
+        for name in self.folders:
+            if name in texts and name not in table.column_names:
+                value = pa.scalar(None if texts[name] == NULL else texts[name], pa.string())
                 table = table.append_column(name, pa.repeat(value, table.num_rows))
         return table
+
+
+def _codec(path: str) -> str | None:
+    """Return the compression that a file's name tells."""
+    return _PACKED.get(PurePath(path).suffix)
+
+
+def _unpacked(data: bytes, path: str) -> bytes:
+    """Return the bytes of a file, decompressed if its name says that they are compressed."""
+    codec = _codec(path)
+    return data if codec is None else pa.input_stream(pa.BufferReader(data), codec).read()
 
 
 def checked_options(
@@ -392,12 +413,12 @@ def is_local(filesystem: Any) -> bool:
 
 
 def find_files(
-    paths: Any, filesystem: Any, extensions: Sequence[str] | None, what: str
+    paths: Any, filesystem: Any, extensions: Sequence[str] | None, what: str, *, some: bool = False
 ) -> tuple[Any, list[tuple[str, int]]]:
     """Return the filesystem of paths, and the files there with their sizes.
 
     Paths and the filesystem are as of ``read_parquet``; in folders, files with one of the
-    extensions are looked for.
+    extensions are looked for. With ``some``, not all paths need to exist.
 
     Raises:
         FileNotFoundError: A path does not exist.
@@ -410,13 +431,14 @@ def find_files(
     fs = places[0][0]
     if any(other != fs for other, _ in places):
         raise ValueError(f"The paths are on different filesystems: {given}.")
-    files: list[tuple[str, int]] = []
-    for each, (_, path) in zip(given, places, strict=True):
-        found = _below(fs, path, extensions)
-        if not found:
-            raise FileNotFoundError(f"There is no {what} file at {os.fspath(each)!r}.")
-        files += found
-    return fs, files
+    found = [_below(fs, path, extensions) for _, path in places]
+    missing = [each for each, files in zip(given, found, strict=True) if not files]
+    if len(missing) > (len(given) - 1 if some else 0):
+        text = f"There is no {what} file at {os.fspath(missing[0])!r}."
+        if extensions is not None:
+            text += f" In folders, file_extensions={list(extensions)} are looked for; None: all."
+        raise FileNotFoundError(text)
+    return fs, list(itertools.chain(*found))
 
 
 def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[str, int]]:
@@ -434,33 +456,18 @@ def _below(fs: Any, path: str, extensions: Sequence[str] | None) -> list[tuple[s
     )
 
 
-def folder_columns(
-    files: Iterable[tuple[str, int]], *, path: bool
-) -> dict[str, Callable[[str], Any]]:
-    """Return columns of folders such as ``year=2024``, and the functions for their values.
-
-    They are numbers where all values are whole. With ``path``, the path is one too.
-    """
-    found: dict[str, Callable[[str], Any]] = {}
-    for name, value in itertools.chain.from_iterable(_folders(each) for each, _ in files):
-        if not value.removeprefix("-").isdecimal() and value != NULL:
-            found[name] = urllib.parse.unquote
-        found.setdefault(name, int)
-    return {**found, "path": str} if path else found
+def folder_columns(files: Iterable[tuple[str, int]]) -> list[str]:
+    """Return the names of columns that folders such as ``year=2024`` make."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(_folders(path) for path, _ in files)))
 
 
-def _folders(path: str) -> list[tuple[str, str]]:
+def _folders(path: str) -> dict[str, str]:
     """Return names and values of the folders on a path."""
     parts = (part.partition("=") for part in path.split("/")[:-1])
-    return [(name, value) for name, sign, value in parts if sign and name]
+    return {name: urllib.parse.unquote(value) for name, sign, value in parts if sign and name}
 
 
-def _plain(schema: Any) -> Any:
-    """Return a schema without tensors and objects, which go together with anything."""
-    return pa.schema(f for f in schema if not isinstance(f.type, pa.BaseExtensionType))
-
-
-def unified(called: str, found: Sequence[tuple[str, Any]]) -> Any:
+def together(called: str, found: Sequence[tuple[str, Any]]) -> Any:
     """Return what files, given with their schemas, have together.
 
     Raises:
@@ -470,8 +477,8 @@ def unified(called: str, found: Sequence[tuple[str, Any]]) -> Any:
     for path, other in found[1:]:
         if not other.equals(schema):
             try:
-                schema = pa.unify_schemas([schema, other], promote_options="permissive")
-            except pa.ArrowException as error:
+                schema = concat([no_rows(schema), no_rows(other)]).schema
+            except ValueError as error:
                 text = f"The {called} files {first} and {path} do not go together: {error}"
                 raise DataError(text) from error
     return schema

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from miniray.data.blocks import no_rows
 from miniray.data.expressions import Expr, comparisons
-from miniray.data.files import FileKind, FilesDatasource, Piece, is_local, unified
+from miniray.data.files import FileKind, FilesDatasource, Piece, is_local, together
 from miniray.data.sources import CutWish, between
 from miniray.data.transforms import DataError, Where, told
 
@@ -65,15 +65,16 @@ class ParquetDatasource(FilesDatasource):
     footers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def schema(self) -> Any:
-        """Return the schema, of the first footer and the folders' names."""
-        (footer,) = self._footers(self.found[:1])
-        schema = self._complete(footer.schema.to_arrow_schema())
+        """Return the schema, of the first footers and the folders' names."""
+        schema = self._schema_of(self.found[:_READERS])
         names = schema.names if self.columns is None else self.columns
         return pa.schema([schema.field(name) for name in names])
 
-    def _complete(self, schema: Any) -> Any:
-        """Return a schema of files with the columns of their paths."""
-        return self.beside(no_rows(schema), self.found[0][0]).schema
+    def _schema_of(self, files: Sequence[tuple[str, int]]) -> Any:
+        """Return what files have together, with the columns of their paths."""
+        footers = zip(files, self._footers(files), strict=True)
+        found = [(path, footer.schema.to_arrow_schema()) for (path, _), footer in footers]
+        return self.beside(no_rows(together("Parquet", found)), self.found[0][0]).schema
 
     @property
     def counted(self) -> bool:  # type: ignore[override]
@@ -107,8 +108,7 @@ class ParquetDatasource(FilesDatasource):
         """Yield units: some rows of a row group, or several small row groups together."""
         paths = [path for path, _ in self.found]
         found = list(zip(paths, self._footers(self.found), strict=True))
-        unified_ = unified("Parquet", [(p, each.schema.to_arrow_schema()) for p, each in found])
-        known = self._complete(unified_)
+        known = self._schema_of(self.found)
         columns = tuple(known.names) if self.columns is None else self.columns
         source = dataclasses.replace(self, columns=columns, known=known, footers={})
         groups = [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from typing import TYPE_CHECKING, Any
 
+from miniray.data.blocks import no_rows
 from miniray.data.context import TASKS, Compute
+from miniray.data.tables import concat
 from miniray.data.transforms import Columns, FilterExpr, Transform
 
 if TYPE_CHECKING:
@@ -253,6 +256,10 @@ def schema_of(node: PlanNode) -> Any:
         schemas = [schema_of(each) for each in node.inputs]
         return None if None in schemas else node.how.schema(schemas)
     schema = schema_of(node.inputs[0])
+    if isinstance(node, Union):
+        schemas = [schema, *map(schema_of, node.inputs[1:])]
+        with contextlib.suppress(ValueError):  # only a reader of all rows needs one for all
+            schema = None if None in schemas else concat(list(map(no_rows, schemas))).schema
     for step in node.steps if isinstance(node, Stage) else ():
         schema = None if schema is None else step.schema(schema)
     return schema

@@ -34,6 +34,7 @@ from miniray.data.sources import (
     Numbers,
     ReadUnit,
     UnitsDatasource,
+    item_row,
     items_to_table,
 )
 from miniray.data.tables import concat
@@ -72,8 +73,9 @@ def from_items(items: Sequence[Any], **options: Any) -> Dataset:
     return _of_units([BlockRows.unit(table)], "FromItems", schema)
 
 
-def from_arrow(tables: Any) -> Dataset:
+def from_arrow(tables: Any, **options: Any) -> Dataset:
     """Return the rows of a ``pyarrow.Table``, or of several."""
+    checked_options("from_arrow", options, ())
     given = tables if isinstance(tables, list | tuple) else [tables]
     found = [batch_to_table(table) for table in given]
     starts = itertools.accumulate(map(len, found), initial=0)
@@ -82,9 +84,9 @@ def from_arrow(tables: Any) -> Dataset:
     return _of_units(units, "FromArrow", schema)
 
 
-def from_pandas(dfs: Any) -> Dataset:
+def from_pandas(dfs: Any, **options: Any) -> Dataset:
     """Return the rows of a ``pandas.DataFrame``, or of several."""
-    return from_arrow(dfs)
+    return from_arrow(dfs, **options)
 
 
 def from_numpy(ndarrays: Any) -> Dataset:
@@ -118,16 +120,23 @@ def from_numpy_refs(ndarrays: Any) -> Dataset:
     return from_numpy(get(list(found)))
 
 
-def from_torch(dataset: Any) -> Dataset:
-    """Return the items of a dataset with ``__len__`` and ``__getitem__``, read in tasks."""
+def from_torch(dataset: Any, *, local_read: bool = False) -> Dataset:
+    """Return the items of a dataset, as ``from_items`` does.
+
+    With ``__len__`` and ``__getitem__`` it is read by several tasks, otherwise by one;
+    ``local_read`` is accepted as in Ray.
+    """
     from miniray.api import put
 
+    if not hasattr(dataset, "__len__"):
+        return from_items([None]).flat_map(lambda _: map(item_row, dataset))
     unit = ReadUnit(Items(), len(dataset), refs=(put(dataset),))
     return _of_units([unit], "FromTorch")
 
 
-def from_huggingface(dataset: Any) -> Dataset:
+def from_huggingface(dataset: Any, **options: Any) -> Dataset:
     """Return the rows of a ``datasets.Dataset``, of its Arrow tables or decoded in tasks."""
+    checked_options("from_huggingface", options, ())
     if must_be_decoded(dict(dataset.features)):
         return from_torch(dataset)
     return from_arrow(dataset.with_format("arrow")[:])  # files that tasks may not have are mapped
@@ -150,15 +159,20 @@ def _read(
     filesystem: Any = None,
     include_paths: bool = False,
     shuffle: str | None = None,
+    file_extensions: Any = ...,
+    ignore_missing_paths: bool = False,
     **options: Any,
 ) -> Read:
     found = checked_options(caller, options, filter(None, [kind.table]), _read)
     found = {name: value for name, value in found.items() if value is not None}
     if shuffle not in (None, "files"):
         raise ValueError(f"{caller}(shuffle={shuffle!r}) must be 'files' or None.")
-    fs, files = find_files(paths, filesystem, kind.extensions, kind.called)
+    ends = kind.extensions if file_extensions is ... else file_extensions
+    ends = ends and tuple(f".{each.lstrip('.').lower()}" for each in ends)
+    fs, files = find_files(paths, filesystem, ends, kind.called, some=ignore_missing_paths)
     source = ParquetDatasource if kind is PARQUET else FilesDatasource
-    columns = folder_columns(files, path=include_paths)
+    columns = folder_columns(files) if kind in (PARQUET, CSV, JSON) else []
+    columns += ["path"] if include_paths else []
     read = source(kind, fs, found, columns, files, kind.name)
     return Read(read, drawn(caller, None) if shuffle else None)
 
@@ -177,13 +191,15 @@ def read_parquet(
 
     Args:
         paths: A path or several: files, folders or patterns, local or as URLs. Folders named
-            ``key=value`` become columns, of numbers where all values are whole numbers.
+            ``key=value`` become columns of text.
         filesystem: Of fsspec or pyarrow. Default: it follows from the paths.
         columns: Read only these; as ``select_columns``.
         filter: An expression; as ``filter(expr=)``.
         include_paths: Add the column "path".
         shuffle: "files": read the units in a random order.
-        **options: Arguments of Ray that only advise, such as ``override_num_blocks``.
+        **options: ``file_extensions``: how names of files in folders end; None: anyhow.
+            ``ignore_missing_paths``: leave out paths at which there is nothing, unless that is all.
+            Arguments of Ray that only advise, such as ``override_num_blocks``.
 
     Raises:
         FileNotFoundError: There is no file at a path.
@@ -202,18 +218,21 @@ def read_parquet(
 def read_csv(paths: Any, **options: Any) -> Dataset:
     """Read CSV files with a header each; large ones by several tasks.
 
-    Paths, ``filesystem``, ``include_paths`` and ``shuffle`` are as of ``read_parquet``. With
+    Paths and options are as of ``read_parquet``, but for ``columns`` and ``filter``. Files whose
+    names end with ``.gz``, ``.bz2``, ``.br``, ``.lz4`` or ``.zst`` are decompressed. With
     ``read_options``, ``parse_options`` or ``convert_options`` of ``pyarrow.csv``, each file is read
     by one task. Values with line breaks need ``ParseOptions(newlines_in_values=True)``.
     """
     return Dataset(_read("read_csv", CSV, paths, **options))
 
 
-def read_json(paths: Any, *, lines: bool | None = None, **options: Any) -> Dataset:
+def read_json(
+    paths: Any, *, lines: bool | None = None, read_options: Any = None, **options: Any
+) -> Dataset:
     """Read JSON files: an object in each line, or one list of objects.
 
-    Arguments are as of ``read_csv``, but only ``parse_options`` of ``pyarrow.json``. ``lines`` is
-    accepted as in Ray: which of both it is can be seen.
+    Arguments are as of ``read_csv``, but ``parse_options`` is of ``pyarrow.json``. ``lines`` and
+    ``read_options`` are accepted as in Ray: which of both it is can be seen.
     """
     return Dataset(_read("read_json", JSON, paths, **options))
 
@@ -222,7 +241,8 @@ def read_text(paths: Any, **options: Any) -> Dataset:
     """Read lines of text into the column "text".
 
     Further arguments are ``encoding`` ("utf-8"), ``drop_empty_lines`` (True), and those of
-    ``read_parquet`` but for ``columns`` and ``filter``; as they are in later calls here.
+    ``read_csv`` but for those of ``pyarrow``; as they are in later calls here. Folders make no
+    columns.
     """
     return Dataset(_read("read_text", TEXT, paths, **options))
 
@@ -234,7 +254,7 @@ def read_images(paths: Any, **options: Any) -> Dataset:
     such as "RGB".
     """
     size = options.get("size")
-    if size is not None and np.shape(size) != (2,):
+    if size is not None and (np.shape(size) != (2,) or min(size) < 1):
         raise ValueError(f"read_images(size={size!r}) must be (height, width), in pixels.")
     return Dataset(_read("read_images", IMAGES, paths, **options))
 

@@ -262,8 +262,13 @@ class Items(Content):
 
 
 def items_to_table(items: Iterable[Any]) -> Any:
-    """Return items as a table; one that is not a dictionary is in the column "item"."""
-    return rows_to_table([row if isinstance(row, dict) else {"item": row} for row in items])
+    """Return items as a table, a row for each."""
+    return rows_to_table(list(map(item_row, items)))
+
+
+def item_row(item: Any) -> dict[str, Any]:
+    """Return an item as a row; one that is not a dictionary is in the column "item"."""
+    return item if isinstance(item, dict) else {"item": item}
 
 
 @dataclasses.dataclass(frozen=True)

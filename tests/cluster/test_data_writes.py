@@ -104,7 +104,9 @@ def test_rows_per_file_and_folders_of_partitions(tmp_path: Path) -> None:
     dataset.write_parquet(str(tmp_path / "keys"), partition_cols=["key"])
     assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["key=0", "key=1"]
     back = data.read_parquet(str(tmp_path / "keys"))
-    assert sorted(row["id"] for row in back.take_all() if row["key"] == 1) == list(range(1, 100, 2))
+    assert sorted(row["id"] for row in back.take_all() if row["key"] == "1") == list(
+        range(1, 100, 2)
+    )
 
 
 def test_a_file_has_the_rows_of_many_small_batches_and_at_least_those_asked_for(
@@ -156,7 +158,7 @@ def test_folders_are_named_by_categories_and_hold_at_least_one_column(tmp_path: 
     numbers = data.from_items([{"key": key, "id": 0} for key in (-1, None)])
     numbers.write_csv(str(tmp_path / "numbers"), partition_cols=["key"])
     back = data.read_csv(str(tmp_path / "numbers")).sort("key").take_all()
-    assert [row["key"] for row in back] == [-1, None]
+    assert [row["key"] for row in back] == ["-1", None]
     with pytest.raises(data.DataError, match="partition_cols leaves no column"):
         data.range(4).write_parquet(str(tmp_path / "none"), partition_cols=["id"])
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from miniray import data  # noqa: E402
+from miniray.data.blocks import batch_to_table  # noqa: E402
 from miniray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn  # noqa: E402
 from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
@@ -133,11 +134,11 @@ def test_tasks_read_for_what_holds_an_accelerator(folder: str, capsys: Any) -> N
     assert "ReadParquet->MapBatches(Model)  [pool" in capsys.readouterr().out
 
 
-def test_columns_are_known_from_the_first_file_alone(
+def test_columns_are_known_from_the_first_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(3):
-        pq.write_table(pa.table({"a": [number]}), tmp_path / f"{number}.parquet")
+    for number in range(20):
+        pq.write_table(pa.table({"a": [number]}), tmp_path / f"{number:02}.parquet")
     opened: list[str] = []
     open_ = ParquetDatasource.open
 
@@ -149,7 +150,19 @@ def test_columns_are_known_from_the_first_file_alone(
     dataset = data.read_parquet(str(tmp_path))
     assert dataset.limit(2).sort("a").columns() == ["a"]
     assert dataset.filter(expr="a > 0").limit(2).sort("a").columns() == ["a"]
-    assert set(opened) == {str(tmp_path / "0.parquet")}
+    assert sorted(opened) == [str(tmp_path / f"{number:02}.parquet") for number in range(16)]
+
+
+def test_columns_are_those_of_later_files_too(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "n": pa.nulls(1)}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": [2.5], "n": ["x"], "b": [3]}), tmp_path / "2.parquet")
+    dataset = data.read_parquet(str(tmp_path))
+    schema = dataset.schema()
+    assert (schema.names, schema.types) == (
+        ["a", "n", "b"],
+        [pa.float64(), pa.string(), pa.int64()],
+    )
+    assert dataset.select_columns("b").take_all() == [{"b": None}, {"b": 3}]
 
 
 def test_decimals_of_row_groups_equal_floats_as_those_of_tables_do(tmp_path: Path) -> None:
@@ -175,12 +188,56 @@ def test_folders_of_partitions_are_columns(tmp_path: Path) -> None:
         (tmp_path / f"year={year}").mkdir()
         pq.write_table(pa.table({"a": [1]}), tmp_path / f"year={year}" / "x.parquet")
     dataset = data.read_parquet(str(tmp_path))
-    assert dataset.take(5) == [{"a": 1, "year": 2024}, {"a": 1, "year": 2025}]
-    assert dataset.schema().names == ["a", "year"]
-    (tmp_path / "year=unknown").mkdir()
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "year=unknown" / "x.parquet")
-    found = data.read_parquet(str(tmp_path)).take_all()
-    assert [row["year"] for row in found] == ["2024", "2025", "unknown"]
+    assert dataset.take(5) == [{"a": 1, "year": "2024"}, {"a": 1, "year": "2025"}]
+    assert dataset.schema().types == [pa.int64(), pa.string()]
+    (tmp_path / "month=01%2F").mkdir()
+    (tmp_path / "month=01%2F" / "x.csv").write_text("a\n1\n")
+    path = str(tmp_path / "month=01%2F" / "x.csv")
+    row = {"a": 1, "month": "01/", "path": path}
+    assert data.read_csv(str(tmp_path), include_paths=True).take_all() == [row]
+    assert data.read_text(path).take(1) == [{"text": "a"}]
+
+
+def test_compressed_files_are_read(tmp_path: Path) -> None:
+    for name, text in (("a.jsonl", '{"n": 1}\n{"n": 2}\n'), ("b.csv", "n\n1\n2\n")):
+        for codec, ending in (("gzip", "gz"), ("bz2", "bz2"), ("zstd", "zst")):
+            with pa.output_stream(f"{tmp_path}/{name}.{ending}", compression=codec) as file:
+                file.write(text.encode())
+    assert values(data.read_json(str(tmp_path)), "n") == [1, 2] * 3
+    assert values(data.read_csv(str(tmp_path)), "n") == [1, 2] * 3
+    assert values(data.read_text(f"{tmp_path}/b.csv.gz"), "text") == ["n", "1", "2"]
+    assert data.read_binary_files(f"{tmp_path}/b.csv.bz2").take(1) == [{"bytes": b"n\n1\n2\n"}]
+
+
+def test_names_of_files_in_folders_may_end_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "part-0").write_text("n\n1\n")
+    with pytest.raises(FileNotFoundError, match=r"no CSV file .*\.csv.* are looked for; None: all"):
+        data.read_csv(str(tmp_path))
+    assert values(data.read_csv(str(tmp_path), file_extensions=None), "n") == [1]
+    (tmp_path / "b.TXT").write_text("n\n2\n")
+    assert values(data.read_csv(str(tmp_path), file_extensions=["txt"]), "n") == [2]
+
+
+def test_paths_may_be_missing_where_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n\n1\n")
+    paths = [str(tmp_path / "none.csv"), str(tmp_path / "a.csv")]
+    with pytest.raises(FileNotFoundError, match=r"none\.csv"):
+        data.read_csv(paths)
+    assert values(data.read_csv(paths, ignore_missing_paths=True), "n") == [1]
+    with pytest.raises(FileNotFoundError, match=r"none\.csv"):
+        data.read_csv(paths[:1], ignore_missing_paths=True)
+
+
+def test_two_columns_of_one_name_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n,n\n1,2\n")
+    with pytest.raises(data.DataError, match=r"a\.csv can't be read .* have the same name"):
+        data.read_csv(str(tmp_path)).take_all()
+
+
+def test_an_archive_of_numpy_is_no_array(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(3))
+    with pytest.raises(data.DataError, match=r"a\.npz can't be read as a NumPy file"):
+        data.read_numpy(str(tmp_path / "a.npz")).take_all()
 
 
 def test_files_of_lines_that_do_not_go_together_are_named(tmp_path: Path) -> None:
@@ -558,8 +615,13 @@ def test_arguments_that_make_no_sense_are_told() -> None:
     with pytest.raises(TypeError, match=r"map_batches\(later\) is async"):
         dataset.map_batches(later)
     assert data.ActorPoolStrategy(size=2, max_tasks_in_flight_per_actor=2).bounds == (2, 2)
-    with pytest.raises(ValueError, match="min_size and max_size"):
-        data.ActorPoolStrategy(size=2, max_size=3)
+    for sizes in ({"size": 2, "max_size": 3}, {"max_size": 3, "initial_size": 5}):
+        with pytest.raises(ValueError, match="min_size and max_size"):
+            data.ActorPoolStrategy(**sizes)
+    with pytest.raises(ValueError, match=r"size=\(-1, 2\)"):
+        data.read_images("nowhere", size=(-1, 2))
+    with pytest.raises(ValueError, match="batch_format='x'"):
+        dataset.take_batch(batch_format="x")
     with pytest.raises(AttributeError, match="no 'to_tf': iter_batches"):
         dataset.to_tf()
     with pytest.raises(TypeError, match=r"write_parquet\(\).*Did you mean 'compression'"):
@@ -624,3 +686,32 @@ def test_ten_thousand_small_files_are_a_few_units(tmp_path: Path) -> None:
     assert len(units) < 4
     rows = [cell[:2] for unit in units for t in unit.read() for cell in t["bytes"].to_pylist()]
     assert rows == [number.to_bytes(2, "big") for number in range(10_000)]
+
+
+def test_columns_of_a_union_are_those_of_all_its_datasets() -> None:
+    both = data.from_items([{"a": 1}]).union(data.from_items([{"a": 1.5, "b": "x"}]))
+    assert both.schema().types == [pa.float64(), pa.string()]
+    assert data.range(1).map(lambda row: row).columns(fetch_if_missing=False) is None
+
+
+def test_sources_in_memory_take_what_ray_takes_as_advice() -> None:
+    table = pa.table({"a": [1, 2]})
+    assert data.from_arrow(table, override_num_blocks=2).count() == 2
+    with pytest.raises(TypeError, match=r"from_arrow\(\) has no argument 'blocks'"):
+        data.from_arrow(table, blocks=2)
+
+
+def test_a_column_without_values_is_a_tensor_of_nan() -> None:
+    pytest.importorskip("torch")
+    (batch,) = data.from_items([{"x": None}, {"x": None}]).iter_torch_batches(device=None)
+    assert batch["x"].isnan().all()
+    with pytest.raises(TypeError, match="'x' has no numbers"):
+        list(data.from_items([{"x": True}, {"x": None}]).iter_torch_batches())
+
+
+def test_files_whose_tensors_differ_in_shape_are_read_together(tmp_path: Path) -> None:
+    for number in (1, 2):
+        table = batch_to_table({"x": np.ones((2, number))})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    rows = data.read_parquet(str(tmp_path)).take_all()
+    assert [row["x"].shape for row in rows] == [(1,), (1,), (2,), (2,)]
