@@ -135,8 +135,17 @@ def from_torch(dataset: Any, *, local_read: bool = False) -> Dataset:
 
 
 def from_huggingface(dataset: Any, **options: Any) -> Dataset:
-    """Return the rows of a ``datasets.Dataset``, of its Arrow tables or decoded in tasks."""
+    """Return the rows of a dataset of Hugging Face: its Arrow tables, or read in tasks.
+
+    Those that have to be decoded, as images, are read by several tasks; one without a length by
+    one.
+    """
     checked_options("from_huggingface", options, ())
+    if isinstance(dataset, dict):
+        parts = ", ".join(map(repr, dataset))
+        raise TypeError(f"from_huggingface() takes one dataset; the dictionary has {parts}.")
+    if not hasattr(dataset, "__len__"):
+        return from_torch(dataset)
     if must_be_decoded(dict(dataset.features)):
         return from_torch(dataset)
     return from_arrow(dataset.with_format("arrow")[:])  # files that tasks may not have are mapped

@@ -342,3 +342,13 @@ def test_a_limit_and_a_zip_that_are_written_have_the_rows_that_are_read(tmp_path
     data.range(40).rename_columns({"id": "to"}).zip(kept).write_parquet(str(tmp_path / "zip"))
     rows = data.read_parquet(str(tmp_path / "zip")).take_all()
     assert [row["to"] for row in rows] == [row["id"] for row in rows]
+
+
+def test_a_dataset_without_a_length_is_read_by_one_task() -> None:
+    class Numbers:
+        def __iter__(self) -> Any:
+            yield from (1, {"n": 2})
+
+    dataset = data.from_torch(Numbers())
+    assert dataset.take_all() == [{"item": 1, "n": None}, {"item": None, "n": 2}]
+    assert data.from_huggingface(Numbers()).count() == 2

@@ -699,6 +699,8 @@ def test_sources_in_memory_take_what_ray_takes_as_advice() -> None:
     assert data.from_arrow(table, override_num_blocks=2).count() == 2
     with pytest.raises(TypeError, match=r"from_arrow\(\) has no argument 'blocks'"):
         data.from_arrow(table, blocks=2)
+    with pytest.raises(TypeError, match=r"one dataset; the dictionary has 'train'"):
+        data.from_huggingface({"train": table})
 
 
 def test_a_column_without_values_is_a_tensor_of_nan() -> None:
