@@ -308,7 +308,8 @@ class TableStep(Transform):
         raise NotImplementedError
 
     def schema(self, schema: Any) -> Any:
-        return self.changed(schema.empty_table(), Where("the data")).schema
+        # Without columns: what it is of was empty before anything was known.
+        return self.changed(schema.empty_table(), Where("the data")).schema if schema else None
 
 
 @dataclasses.dataclass(frozen=True)

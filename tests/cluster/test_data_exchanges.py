@@ -79,6 +79,12 @@ def test_groups_are_aggregated_and_mapped_across_tasks() -> None:
     assert grouped.map_groups(Size, fn_args=("group",), concurrency=1).take_all() == counted
 
 
+def test_a_step_of_nothing_that_was_kept_has_no_columns_yet() -> None:
+    nothing = data.from_items([{"k": 1}]).flat_map(lambda _: []).materialize()
+    later = nothing.filter(expr="k > 1").with_column("j", data.expressions.col("k"))
+    assert (later.columns(), later.take_all()) == (None, [])
+
+
 def test_a_join_brings_rows_of_two_datasets_together() -> None:
     left, right = rows(20_000), data.range(10_000, override_num_blocks=5)
     joined = left.join(right, "inner", on=("id",)).sort("id")

@@ -512,6 +512,7 @@ def test_a_dataset_of_nothing_at_all_is_sorted_grouped_and_joined() -> None:
     nothing = data.from_items([])
     assert made(nothing.sort("k")) == made(nothing.groupby("k").count()) == []
     assert made(nothing.join(table([1]), "right_outer", on=("k",))) == [{"k": 1, "n": 0}]
+    assert made(nothing.join(table([1]), "full_outer", on=("k",))) == [{"k": 1, "n": 0}]
     assert made(table([1]).join(nothing, "left_outer", on=("k",))) == [{"k": 1, "n": 0}]
 
 
