@@ -194,7 +194,7 @@ def _aligned(sides: Sequence[Any], parts: int) -> collections.deque[Any]:
 def _samples(how: How, sides: Sequence[Any], setting: Setting) -> Made[list[Any]]:
     """Return keys of rows of some units, if bounds are chosen by these."""
     tables: list[Any] = []
-    if isinstance(how, Ordered):
+    if isinstance(how, Ordered) and not how.boundaries:
         for side, units in enumerate(sides):
             some = itertools.islice(units, 0, None, -(-len(units) // _LOOKED_AT) or 1)
             step = KeySample(f"{how.name}Sample", how, side)

@@ -30,19 +30,24 @@ class Ordered(How):
     Attributes:
         descending: For each, whether large values come first; empty: for none.
         right_keys: The columns of a second input.
+        boundaries: Values of the first key at which partitions are cut; empty: by samples.
     """
 
     keys: tuple[str, ...]
     descending: tuple[bool, ...] = ()
     name: str = "Sort"
     right_keys: tuple[str, ...] = ()
+    boundaries: tuple[Any, ...] = ()
 
     def keys_of(self, table: Any, side: int = 0) -> Any:
         """Return the keys of rows of an input, called as those of the first one."""
         return key_table(table, self.right_keys if side else self.keys, self.name, self.keys)
 
     def bounds(self, samples: Sequence[Any], parts: int) -> Any:
-        """Return keys that divide the samples into equal parts."""
+        """Return keys that divide the samples into equal parts, or those that are given."""
+        if self.boundaries:
+            keys = pa.table({self.keys[0]: list(self.boundaries)})
+            return keys.take(key_order(keys, self.descending))
         try:
             keys = concat(samples)
         except ValueError as error:
@@ -54,7 +59,7 @@ class Ordered(How):
 
     def cut(self, table: Any, first: int, side: int, bounds: Any) -> list[Any]:
         """Return the sorted table between the bounds, which are a table of keys."""
-        keys = self.keys_of(table, side)
+        keys = self.keys_of(table, side).select(bounds.column_names)
         # Sorting is stable: a bound comes before the rows that are equal to it.
         order = key_order(concat([bounds, keys]), self.descending).to_numpy()
         places = np.flatnonzero(order < len(bounds)) - np.arange(len(bounds))

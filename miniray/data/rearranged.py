@@ -208,6 +208,10 @@ def drawn(caller: str, seed: int | None) -> int:
     return check_whole(caller, "seed", seed, 0)
 
 
+#: Arguments of Ray's joins that only advise.
+_JOIN_ADVICE = {"aggregator_ray_remote_args", "partition_size_hint", "validate_schemas"}
+
+
 class Rearranging(Consumption, Aggregating):
     """The methods of a dataset that need all rows before they give the first."""
 
@@ -277,12 +281,14 @@ class Rearranging(Consumption, Aggregating):
         self,
         key: str | Sequence[str],
         descending: bool | Sequence[bool] = False,
+        boundaries: Sequence[Any] = (),
     ) -> Any:
         """Sort the rows; those of equal keys keep their order, null comes last.
 
         Args:
             key: A column, or several: later ones decide where earlier ones are equal.
             descending: Large values first, for all keys or for each.
+            boundaries: Values of the first key at which a block begins. Default: by their bytes.
 
         Raises:
             ValueError: There is no such column, or arguments do not go together.
@@ -290,7 +296,8 @@ class Rearranging(Consumption, Aggregating):
         if key is None:
             raise ValueError("The 'key' parameter cannot be None for sorting.")
         how = self._ordered("sort", key, descending)
-        return self._of(Exchange((self._plan,), how))
+        how = dataclasses.replace(how, boundaries=tuple(boundaries or ()))
+        return self._of(Exchange((self._plan,), how, len(boundaries) + 1 if boundaries else None))
 
     def _ordered(self, caller: str, key: Any, descending: Any, name: str = "Sort") -> Ordered:
         names = key_names(caller, key, known_columns(self._plan))
@@ -341,6 +348,7 @@ class Rearranging(Consumption, Aggregating):
         right_on: Sequence[str] | None = None,
         left_suffix: str | None = None,
         right_suffix: str | None = None,
+        **advice: Any,
     ) -> Any:
         """Join with another dataset, by equal values of columns. Null equals nothing.
 
@@ -353,12 +361,17 @@ class Rearranging(Consumption, Aggregating):
             right_on: Key columns of the other one. Default: the same names.
             left_suffix: Behind names of this one that both have.
             right_suffix: Behind those of the other one.
+            **advice: ``partition_size_hint``, ``aggregator_ray_remote_args`` and
+                ``validate_schemas``, accepted as in Ray: schemas are compared in any case.
 
         Raises:
+            TypeError: There is no such argument.
             ValueError: There is no such join or column, or both have a column of a name.
         """
         if join_type not in JOINS:
             raise ValueError(f"join(join_type={join_type!r}) must be one of {', '.join(JOINS)}.")
+        for name in advice.keys() - _JOIN_ADVICE:
+            raise TypeError(f"join() has no argument {name!r}.")
         right_on = right_on or on
         for name, value in (("on", on), ("right_on", right_on)):
             if not isinstance(value, tuple | list):

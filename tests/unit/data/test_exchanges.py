@@ -92,6 +92,18 @@ def test_sorting_by_two_columns_takes_each_in_its_own_direction(values: list[Any
     assert [row["n"] for row in rows] == [last - n for n in in_order(values[::-1])]
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_sort_cuts_blocks_where_it_is_told_to(descending: bool) -> None:
+    rows = table([15, None, 5, 10, 4, 9, 0, 12, 5])
+    units = execute(
+        rows.sort(["k", "n"], descending, boundaries=[10, 5])._plan, local=True, ordered=True
+    )
+    blocks = [table_of(unit).column("k").to_pylist() for unit in units]
+    up = [[0, 4], [5, 5, 9], [10, 12, 15, None]]
+    down = [[15, 12], [10, 9], [5, 5, 4, 0, None]]
+    assert blocks == (down if descending else up)
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
@@ -571,6 +583,9 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
             call()
     with pytest.raises(TypeError, match=r"CountDistinct\(\) needs the name of a column"):
         CountDistinct()
+    assert dataset.join(dataset, "left_semi", on=("k",), validate_schemas=True).count() == 1
+    with pytest.raises(TypeError, match="join\\(\\) has no argument 'sorted'"):
+        dataset.join(dataset, "left_semi", on=("k",), sorted=True)
 
 
 def test_what_is_known_of_rows_and_columns_is_known_before() -> None:
