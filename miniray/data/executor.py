@@ -13,9 +13,8 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow as pa
-
 from miniray.api import cluster_resources, wait
+from miniray.data.blocks import no_rows
 from miniray.data.context import TASKS, DataContext
 from miniray.data.exchange import Aligned, Cut, together
 from miniray.data.feeds import (
@@ -141,8 +140,7 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
             inputs.enter_context(contextlib.closing(feed))
             units = yield from _drain(feed)
             if not units and (schema := schema_of(below)) is not None:
-                none = [pa.nulls(0, kind) for kind in schema.types]
-                units.append(BlockRows.unit(pa.table(none, schema=schema), key=0))
+                units.append(BlockRows.unit(no_rows(schema), key=0))
             sides.append(units)
         partitions: collections.deque[Any] = collections.deque([sides])
         total = sum(unit.size for side in sides for unit in side)
