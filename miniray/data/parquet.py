@@ -72,9 +72,13 @@ class ParquetDatasource(FilesDatasource):
 
     def _schema_of(self, files: Sequence[tuple[str, int]]) -> Any:
         """Return what files have together, with the columns of their paths."""
+        found = together("Parquet", self.schemas(files))
+        return self.beside(no_rows(found), self.found[0][0]).schema
+
+    def schemas(self, files: Sequence[tuple[str, int]]) -> list[tuple[str, Any]]:
+        """Return the paths and schemas of files, as their footers say."""
         footers = zip(files, self._footers(files), strict=True)
-        found = [(path, footer.schema.to_arrow_schema()) for (path, _), footer in footers]
-        return self.beside(no_rows(together("Parquet", found)), self.found[0][0]).schema
+        return [(path, footer.schema.to_arrow_schema()) for (path, _), footer in footers]
 
     @property
     def counted(self) -> bool:  # type: ignore[override]

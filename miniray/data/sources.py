@@ -58,7 +58,7 @@ class Content(abc.ABC):
         """Yield rows of a range by their numbers within it: a table for each array of these."""
         table = concat(list(self.tables(start, stop, *values))).combine_chunks()
         for each in numbers:
-            yield table.take(pa.array(each))
+            yield table.take(column(each))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -251,6 +251,20 @@ def test_a_train_loop_reads_a_dataset_without_pytorch() -> None:
     assert done.stdout.strip() == "[[1, 2]]"
 
 
+def test_a_rank_reads_paths_of_parquet_files_without_pandas(tmp_path: Path) -> None:
+    code = (
+        "import sys, pyarrow, pyarrow.parquet\n"
+        f"path = {str(tmp_path / 'a.parquet')!r}\n"
+        "pyarrow.parquet.write_table(pyarrow.table({'x': pyarrow.nulls(9)}), path)\n"
+        "from miniray.train.data import DataIterator\n"
+        "from miniray.train.data.adapt import adapt\n"
+        "rows = DataIterator('train', adapt('train', path))\n"
+        "print(sum(map(len, rows.iter_batches(batch_format=None))), 'pandas' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "9 False"
+
+
 @pytest.mark.usefixtures("cluster")
 def test_workers_have_what_their_tasks_use_from_the_template() -> None:
     names = ["miniray.api", "miniray.actor", "miniray.decorator", "miniray.runtime_context"]

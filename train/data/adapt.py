@@ -143,27 +143,26 @@ def _refusal(dataset: Any) -> str | None:
 
 def _from_paths(paths: Sequence[str | os.PathLike[str]]) -> Source:
     """Return the row groups of Parquet files, which must all have the same columns."""
-    import pyarrow
-    import pyarrow.dataset
-
     from miniray.data.files import find_files
-    from miniray.train.data.units import FragmentRows, UnitsSource
+    from miniray.data.parquet import PARQUET, ParquetDatasource
+    from miniray.data.sources import CutWish
+    from miniray.data.transforms import DataError
+    from miniray.train.data.units import UnitsSource
 
     filesystem, found = find_files(paths, None, [".parquet"], "Parquet")
-    files = [path for path, _ in found]
+    files = ParquetDatasource(PARQUET, filesystem, {}, (), found, PARQUET.name)
     try:
-        dataset = pyarrow.dataset.dataset(files, filesystem=filesystem, format="parquet")
-        units = FragmentRows.units(dataset)
-    except pyarrow.ArrowInvalid as error:
+        schemas = files.schemas(found)
+    except DataError as error:
         raise ValueError(f"Not each of them is a Parquet file: {error}") from error
-    for fragment in dataset.get_fragments():
-        if not fragment.physical_schema.equals(dataset.schema):
+    first, known = schemas[0]
+    for path, schema in schemas:
+        if not schema.equals(known):
             raise ValueError(
-                f"The Parquet files have different columns: {files[0]} has "
-                f"{_columns(dataset.schema)}, and {fragment.path} has "
-                f"{_columns(fragment.physical_schema)}."
+                f"The Parquet files have different columns: {first} has {_columns(known)}, and "
+                f"{path} has {_columns(schema)}."
             )
-    return UnitsSource(units)
+    return UnitsSource(files.units(CutWish(1)))  # each row group by itself
 
 
 def _columns(schema: Any) -> str:

@@ -234,27 +234,18 @@ class DataIterator:
     def _collate(
         self, dtypes: Any, collate_fn: Callable[[Any], Any] | None, *, pin_memory: bool
     ) -> Callable[[Any], Any]:
-        tabular = self._source.tabular
+        from miniray.data.collate_fn import batch_maker
 
-        def make(rows: Any) -> Any:
-            if tabular:
-                from miniray.data.blocks import table_to_batch
-                from miniray.data.collate_fn import collate_torch
+        if not self._source.tabular:
+            from torch.utils.data import default_collate
 
-                kind = getattr(collate_fn, "batch_format", "numpy")
-                batch = table_to_batch(rows, kind)
-                batch = collate_torch(batch, dtypes) if collate_fn is None else collate_fn(batch)
-            else:
-                from torch.utils.data import default_collate
+            return batch_maker(None, None, collate_fn or default_collate, pin_memory=pin_memory)
 
-                batch = (collate_fn or default_collate)(rows)
-            if pin_memory:
-                from torch.utils.data._utils.pin_memory import pin_memory as pin
+        from miniray.data.blocks import table_to_batch
 
-                batch = pin(batch)
-            return batch
-
-        return make
+        kind = getattr(collate_fn, "batch_format", "numpy")
+        make = batch_maker(dtypes, None, collate_fn, pin_memory=pin_memory)
+        return lambda rows: make(table_to_batch(rows, kind))
 
     def _local_shuffle(
         self, caller: str, size: int | None, seed: int | None

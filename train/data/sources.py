@@ -253,9 +253,9 @@ def _pick(rows: Any, order: Permutation, start: int, stop: int) -> Any:
     numbers = order.take(np.arange(start, stop))
     if isinstance(rows, list):
         return [rows[number] for number in numbers]
-    import pyarrow
+    from miniray.data.blocks import column
 
-    return rows.take(pyarrow.array(numbers))
+    return rows.take(column(numbers))
 
 
 class StreamShuffle:

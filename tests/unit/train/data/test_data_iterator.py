@@ -286,14 +286,14 @@ def test_an_error_of_the_dataset_reaches_the_loop_after_the_batches_before_it(pr
 
 
 def test_a_row_group_is_read_once_in_an_epoch_and_not_kept(parquet, monkeypatch):
-    from miniray.train.data.units import FragmentRows
+    from miniray.data.parquet import ParquetDatasource
 
     read = []
-    original = FragmentRows.tables
+    original = ParquetDatasource.read
     monkeypatch.setattr(
-        FragmentRows,
-        "tables",
-        lambda self, *args: read.append(str(self.fragment.row_groups)) or original(self, *args),
+        ParquetDatasource,
+        "read",
+        lambda self, file, piece: read.append(piece.group) or original(self, file, piece),
     )
     source = adapt("train", parquet(49, files=1))
     for iterator in iterators(source, 2):
