@@ -131,7 +131,7 @@ class AggregateFnV2(AggregateFn):
         return accumulator
 
     def of_nothing(self) -> Any:
-        return None
+        return None if self._ignore_nulls else self.finalize(self._zero())
 
     def partial(self, key: Any, table: Any) -> Any:
         return self.aggregate_block(table)

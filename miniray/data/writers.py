@@ -122,10 +122,11 @@ class Writer(Transform):
         if not rest.num_columns:
             raise DataError(f"{self.name}: partition_cols leaves no column for the files.")
         groups = grouped_by(found, self.partition_cols)
-        keys = groups.drop_columns(ROWS).to_pylist()
-        for key, rows in zip(keys, groups.column(ROWS), strict=True):
-            texts = {n: NULL if value is None else str(value) for n, value in key.items()}
-            named = (f"{name}={quote(text, safe='')}" for name, text in texts.items())
+        columns = [groups.column(name).cast(pa.string()) for name in self.partition_cols]
+        texts = (column.fill_null(NULL).to_pylist() for column in columns)
+        for rows, *values in zip(groups.column(ROWS), *texts, strict=True):
+            pairs = zip(self.partition_cols, values, strict=True)
+            named = (f"{name}={quote(value, safe='')}" for name, value in pairs)
             yield "/".join([self.folder, *named]), rest.take(rows.values)
 
     def _file(self, table: Any, where: Where) -> bytes:
