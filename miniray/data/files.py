@@ -424,7 +424,9 @@ def find_files(
         FileNotFoundError: A path does not exist.
         ValueError: The paths are on different filesystems.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = (
+        [paths] if isinstance(paths, str | os.PathLike) else list(() if paths is None else paths)
+    )
     if not given:
         raise ValueError(f"No path of {what} files was given.")
     places = [resolve(each, filesystem) for each in given]

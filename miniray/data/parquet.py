@@ -202,8 +202,17 @@ class ParquetDatasource(FilesDatasource):
             yield self._finished(table, piece.path)
 
     def _finished(self, table: Any, path: str) -> Any:
-        """Return rows of a file with the columns that come out, null where the file has none."""
+        """Return rows of a file with the columns that come out, null where the file has none.
+
+        Their types are those of all files together, but of tensors those of the file.
+        """
         table = self.beside(table, path)
+        for place, (name, kind) in enumerate(
+            zip(table.column_names, table.schema.types, strict=True)
+        ):
+            common = self.known.field(name).type
+            if common != kind and not isinstance(common, pa.BaseExtensionType):
+                table = table.set_column(place, name, table.column(place).cast(common))
         for name in self.used.difference(table.column_names):
             field = self.known.field(name)
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))

@@ -163,6 +163,8 @@ def test_columns_are_those_of_later_files_too(tmp_path: Path) -> None:
         [pa.float64(), pa.string(), pa.int64()],
     )
     assert dataset.select_columns("b").take_all() == [{"b": None}, {"b": 3}]
+    batches = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
+    assert {kind for batch in batches for kind in batch.schema.types} == set(schema.types)
 
 
 def test_decimals_of_row_groups_equal_floats_as_those_of_tables_do(tmp_path: Path) -> None:
