@@ -217,7 +217,7 @@ def _of_arrays(values: list[Any]) -> Any:
             made = _of_values([value if value is None else list(value) for value in values])
             return pickled(values) if isinstance(made.type, Pickled) else made
         return pickled(values)
-    alike = len({(value.shape, value.dtype) for value in there}) == 1
+    alike = len({value.shape for value in there}) == 1
     if alike and len(there) == len(values) and there[0].size:
         made = np.stack(there)
         made.setflags(write=False)

@@ -64,7 +64,10 @@ def _large(table: Any) -> Any:
 
 
 def _alike(tables: Sequence[Any]) -> Sequence[Any]:
-    """Return tables whose tensors of different shapes are ragged, and the rest pickled."""
+    """Return tables whose tensors are of one type, ragged if their shapes differ.
+
+    What else Arrow does not put together is pickled.
+    """
     for name in {name for table in tables for name in table.column_names}:
         kinds = {t.schema.field(name).type for t in tables if name in t.column_names} - {pa.null()}
         special = [kind for kind in kinds if isinstance(kind, pa.BaseExtensionType)]
@@ -73,10 +76,25 @@ def _alike(tables: Sequence[Any]) -> Sequence[Any]:
         if len(special) < len(kinds) or any(isinstance(kind, Pickled) for kind in kinds):
             make: Callable[[list[Any]], Any] = pickled
         else:
-            dtypes = [kind.value_type.to_pandas_dtype() for kind in special]
-            make = functools.partial(ragged, dtype=np.result_type(*dtypes))
+            dtype = np.result_type(*(kind.value_type.to_pandas_dtype() for kind in special))
+            shapes = {tuple(kind.shape) if hasattr(kind, "shape") else None for kind in special}
+            if len(shapes) == 1 and None not in shapes:
+                tensor = pa.fixed_shape_tensor(pa.from_numpy_dtype(dtype), *shapes)
+                tables = [_cast(table, name, tensor) for table in tables]
+                continue
+            make = functools.partial(ragged, dtype=dtype)
         tables = [_remade(table, name, make) for table in tables]
     return tables
+
+
+def _cast(table: Any, name: str, kind: Any) -> Any:
+    """Return a table with the numbers of its tensors of another type, if it has any."""
+    place = table.schema.get_field_index(name)
+    if place < 0 or pa.types.is_null(table.schema.types[place]):
+        return table
+    chunks = [chunk.storage.cast(kind.storage_type) for chunk in table.column(place).chunks]
+    tensors = [pa.ExtensionArray.from_storage(kind, chunk) for chunk in chunks]
+    return table.set_column(place, name, pa.chunked_array(tensors, kind))
 
 
 def _remade(table: Any, name: str, make: Callable[[list[Any]], Any]) -> Any:

@@ -405,3 +405,17 @@ def test_arrays_of_no_value_have_a_type_before_there_are_any() -> None:
     kinds = [blocks.batch_to_table({"x": np.ones((n, 2, 0))}).schema for n in (0, 3)]
     assert kinds[0] == kinds[1]
     assert blocks.shown_type(kinds[0].field("x").type) == "tensor(...)[double]"
+
+
+def test_tensors_of_one_shape_stay_so_if_their_numbers_differ_in_type() -> None:
+    arrays = [np.ones((2, 3), kind) for kind in ("uint8", "float32", "int16")]
+    rows = [{"x": array} for array in arrays]
+    table = blocks.rows_to_table(rows)
+    apart = [blocks.rows_to_table([row, row]).slice(1) for row in rows]
+    nothing = [blocks.no_rows(pa.schema([("x", pa.null())])), table.slice(0, 0)]
+    for found in (
+        table,
+        tables_.concat([*nothing, *apart, pa.table({"x": pa.nulls(1)})]).slice(0, 3),
+    ):
+        batch = blocks.table_to_batch(found, "numpy")["x"]
+        assert (batch.dtype, batch.shape, batch.min()) == ("float32", (3, 2, 3), 1)
