@@ -154,6 +154,8 @@ class Dataset(Rearranging):
 
     def with_columns(self, exprs: Mapping[str, Expr]) -> Dataset:
         """Add columns by expressions; all of them see the columns as they were."""
+        if not isinstance(exprs, Mapping):
+            raise TypeError(f"with_columns({exprs!r:.80}) takes expressions by the columns' names.")
         for expr in exprs.values():
             _checked("with_column", expr)
         return self._apply(WithColumns(f"WithColumns({', '.join(exprs)})", dict(exprs)))
@@ -175,6 +177,7 @@ class Dataset(Rearranging):
             **options: As of ``map``.
         """
         check_format("add_column", batch_format)
+        called_with("add_column", fn, {})  # it raises what is no function
 
         def added(batch: Any) -> Any:
             values = fn(batch)

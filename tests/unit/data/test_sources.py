@@ -620,6 +620,10 @@ def test_arguments_that_make_no_sense_are_told() -> None:
     for sizes in ({"size": 2, "max_size": 3}, {"max_size": 3, "initial_size": 5}):
         with pytest.raises(ValueError, match="min_size and max_size"):
             data.ActorPoolStrategy(**sizes)
+    with pytest.raises(TypeError, match=r"add_column\(\) takes a function .* not 5"):
+        dataset.add_column("x", 5)
+    with pytest.raises(TypeError, match="by the columns' names"):
+        dataset.with_columns([col("id")])
     with pytest.raises(ValueError, match=r"size=\(-1, 2\)"):
         data.read_images("nowhere", size=(-1, 2))
     with pytest.raises(ValueError, match="batch_format='x'"):
