@@ -180,7 +180,8 @@ class ParquetDatasource(FilesDatasource):
         except pa.ArrowInvalid as error:
             raise DataError(f"{path} is not a Parquet file: {error}") from error
         except OSError as error:
-            raise DataError(f"{path} can't be opened: {error}") from error
+            text = f"{path} can't be opened: {type(error).__name__}: {error}"
+            raise DataError(text) from error
 
     def read(self, file: Any, piece: Piece) -> Iterator[Any]:
         used = self.used

@@ -179,11 +179,12 @@ def _read(
     ends = kind.extensions if file_extensions is ... else file_extensions
     ends = ends and tuple(f".{each.lstrip('.').lower()}" for each in ends)
     fs, files = find_files(paths, filesystem, ends, kind.called, some=ignore_missing_paths)
+    if shuffle:
+        np.random.default_rng(drawn(caller, None)).shuffle(files)
     source = ParquetDatasource if kind is PARQUET else FilesDatasource
     columns = folder_columns(files) if kind in (PARQUET, CSV, JSON) else []
     columns += ["path"] if include_paths else []
-    read = source(kind, fs, found, columns, files, kind.name)
-    return Read(read, drawn(caller, None) if shuffle else None)
+    return Read(source(kind, fs, found, columns, files, kind.name))
 
 
 def read_parquet(
@@ -205,7 +206,7 @@ def read_parquet(
         columns: Read only these; as ``select_columns``.
         filter: An expression; as ``filter(expr=)``.
         include_paths: Add the column "path".
-        shuffle: "files": read the units in a random order.
+        shuffle: "files": read the files in a random order.
         **options: ``file_extensions``: how names of files in folders end; None: anyhow.
             ``ignore_missing_paths``: leave out paths at which there is nothing, unless that is all.
             Arguments of Ray that only advise, such as ``override_num_blocks``.

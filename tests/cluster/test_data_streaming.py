@@ -101,6 +101,27 @@ def test_a_class_is_made_once_in_each_actor_of_a_pool() -> None:
     assert len({row["pid"] for row in rows}) == 2
 
 
+def test_a_pool_begins_with_as_many_actors_as_it_is_told() -> None:
+    class Pid:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"pid": [os.getpid()] * len(batch["id"])}
+
+    pool = miniray.data.ActorPoolStrategy(min_size=1, max_size=2, initial_size=2)
+    dataset = miniray.data.range(8).map_batches(Pid, batch_size=1, compute=pool)
+    assert len({row["pid"] for row in dataset.take_all()}) == 2
+
+
+def test_a_function_that_is_expected_to_keep_the_number_of_rows_is_checked() -> None:
+    def one(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"id": batch["id"][:1]}
+
+    dataset = miniray.data.range(8)
+    told = r"MapBatches\(one\) returned 1 rows for the 8 .* pass udf_modifying_row_count=True"
+    with pytest.raises(miniray.data.DataError, match=told):
+        dataset.repartition(1).map_batches(one, udf_modifying_row_count=False).take_all()
+    assert dataset.repartition(1).map_batches(one).take_all() == [{"id": 0}]
+
+
 def test_tasks_feed_a_pool_which_feeds_tasks() -> None:
     class Negative:
         def __call__(self, row: dict[str, Any]) -> dict[str, Any]:

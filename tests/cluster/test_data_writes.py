@@ -11,6 +11,7 @@ import pytest
 
 import miniray
 from miniray import data
+from miniray.data.expressions import col, lit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,12 +125,12 @@ def test_a_file_has_the_rows_of_many_small_batches_and_at_least_those_asked_for(
 
 
 def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "key=1").write_text("a file in the way")
-    dataset = data.range(4).add_column("key", lambda batch: batch["id"] % 2)
-    told = r"WriteParquet: .*/key=1/.*\.parquet can't be written: .* \(.*range\(0, 4\)\)$"
+    in_the_way = tmp_path / "000000-000000.parquet" / ".000000-000000.parquet.part"
+    in_the_way.mkdir(parents=True)
+    told = r"WriteParquet: .*/000000-000000\.parquet can't be written: .* \(.*range\(0, 4\)\)$"
     with pytest.raises(data.DataError, match=told):
-        dataset.write_parquet(str(tmp_path), partition_cols=["key"])
-    assert not list(tmp_path.rglob("*.part"))
+        data.range(4).write_parquet(str(tmp_path), mode="create")
+    assert not (tmp_path / in_the_way.name).exists()
 
 
 def test_a_value_that_names_a_folder_names_none_elsewhere(tmp_path: Path) -> None:
@@ -228,6 +229,21 @@ def test_refs_of_blocks_are_data_again() -> None:
         1,
         2,
     ]
+
+
+def test_blocks_are_a_dataset_and_several_columns_are_made_at_once() -> None:
+    blocks = data.from_blocks([pa.table({"a": [1]}), pa.table({"a": [2, 3]})])
+    made = blocks.with_columns({"b": col("a") * 2, "c": lit("x")})
+    assert made.take_all() == [{"a": n, "b": 2 * n, "c": "x"} for n in (1, 2, 3)]
+    assert blocks.size_bytes() == 24
+
+
+def test_refs_of_frames_and_arrays_are_data() -> None:
+    pandas = pytest.importorskip("pandas")
+    frames = [miniray.put(pandas.DataFrame({"id": [n, n + 1]})) for n in (0, 2)]
+    assert ids(data.from_pandas_refs(frames)) == [0, 1, 2, 3]
+    arrays = [miniray.put(np.arange(n, n + 2)) for n in (0, 2)]
+    assert [row["data"] for row in data.from_numpy_refs(arrays).take_all()] == [0, 1, 2, 3]
 
 
 def test_blocks_given_as_refs_are_counted_where_their_rows_matter() -> None:

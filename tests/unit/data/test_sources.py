@@ -20,7 +20,11 @@ import pyarrow.parquet as pq  # noqa: E402
 
 from miniray import data  # noqa: E402
 from miniray.data.blocks import batch_to_table  # noqa: E402
-from miniray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn  # noqa: E402
+from miniray.data.collate_fn import (  # noqa: E402
+    ArrowBatchCollateFn,
+    NumpyBatchCollateFn,
+    PandasBatchCollateFn,
+)
 from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
 from miniray.data.files import resolve  # noqa: E402
@@ -451,6 +455,24 @@ def test_items_ranges_tensors_arrays_and_frames() -> None:
     assert data.from_pandas(pandas.DataFrame({"a": [1]})).to_pandas()["a"].tolist() == [1]
 
 
+def test_files_are_read_in_a_random_order_each_of_them_whole(tmp_path: Path) -> None:
+    for number in range(20):
+        pq.write_table(pa.table({"a": [2 * number, 2 * number + 1]}), tmp_path / f"{number:02}.pq")
+    found = values(data.read_parquet(str(tmp_path), shuffle="files"))
+    assert sorted(found) == list(range(40)) != found
+    assert all(second == first + 1 for first, second in zip(found[::2], found[1::2], strict=True))
+
+
+def test_a_plan_is_printed_when_it_begins_if_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data.DataContext.get_current(), "print_on_execution_start", True)
+    dataset = data.range(4).sort("id")
+    assert capsys.readouterr().out == ""
+    dataset.take_all()
+    assert capsys.readouterr().out == "Sort\n   +- ReadRange\n"
+
+
 def test_large_items_become_tables_of_some_mib() -> None:
     items = [np.zeros(2**17)] * 100  # of a MiB each
     assert [len(table) for table in Items().tables(0, 40, items)] == [16, 4, 4, 4, 4, 4, 4]
@@ -554,6 +576,12 @@ def test_batches_of_tensors() -> None:
     class Rows(ArrowBatchCollateFn):
         def __call__(self, batch: Any) -> Any:
             return batch.num_rows
+
+    class Sum(NumpyBatchCollateFn):
+        def __call__(self, batch: Any) -> Any:
+            return int(batch["data"].sum())
+
+    assert list(dataset.iter_torch_batches(collate_fn=Sum())) == [12]
 
     class Frame(PandasBatchCollateFn):
         def __call__(self, batch: Any) -> Any:
