@@ -12,7 +12,7 @@ from miniray.decorator import remote
 from miniray.system.option_checks import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MiB = 2**20
 #: Options of the tasks or actors.
@@ -173,12 +173,14 @@ class Compute:
         most: Actors or tasks at once, at most; 0: as many as the cluster can run.
         initial: Actors at the beginning.
         options: Options of tasks or actors: num_cpus, num_gpus and so on.
+        given: The actors, if others have made them, and end them. Several executions may use them.
     """
 
     least: int = 0
     most: int = 0
     initial: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    given: Sequence[Any] = ()
 
     @property
     def is_pool(self) -> bool:
@@ -188,17 +190,21 @@ class Compute:
     def demand(self) -> dict[str, float]:
         """The resources that one actor or task holds."""
         names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        found = {name: self.options.get(option) or 0 for name, option in names.items()}
-        return {**found, **(self.options.get("resources") or {})}
+        found = {name: self.options.get(option) for name, option in names.items()}
+        if kind := self.options.get("accelerator_type"):
+            found[f"accelerator_type:{kind}"] = 0.001
+        found |= self.options.get("resources") or {}
+        return {name: amount for name, amount in found.items() if amount}
 
     @property
     def accelerated(self) -> bool:
         """Whether it holds more than CPUs and memory, and should not read files meanwhile."""
-        return any(each for name, each in self.demand.items() if name not in ("CPU", "memory"))
+        return not self.demand.keys() <= {"CPU", "memory"}
 
     def actors(self, share: int = 1) -> int:
-        """Return how many actors a pool begins with that is divided among ``share`` executions."""
-        return max(1, (self.initial or self.least) // share) if self.is_pool else 0
+        """Return how many actors a pool first makes that is divided among ``share`` executions."""
+        makes = self.is_pool and not self.given
+        return max(1, (self.initial or self.least) // share) if makes else 0
 
     def held(self, share: int = 1) -> collections.Counter[str]:
         """Return the resources that these actors hold."""

@@ -52,7 +52,6 @@ from miniray.data.work import StageWork
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from miniray.data.context import ExecutionOptions
     from miniray.data.exchange import How
     from miniray.data.feeds import Feed
     from miniray.data.plan import PlanNode
@@ -227,7 +226,7 @@ def execute(
     stats: ExecutionStats | None = None,
     share: int = 1,
     below: Feed | None = None,
-    options: ExecutionOptions | None = None,
+    context: DataContext | None = None,
 ) -> Iterator[ReadUnit]:
     """Return the blocks of a plan, in order; its stages run ahead of the reader, from now on.
 
@@ -238,16 +237,16 @@ def execute(
         stats: Where to count.
         share: Among how many executions pools are divided.
         below: What is read in place of the plan's source; none of its units may be left out.
-        options: In place of those of the context.
+        context: The settings. Default: those of the process.
 
     Raises:
         DataError: A function of the user or a file has failed.
     """
     root = optimised(plan)
-    context = DataContext.get_current()
-    options = options or context.execution_options
-    errors = context.max_errored_blocks if below is None else 0
-    context = dataclasses.replace(context, execution_options=options, max_errored_blocks=errors)
+    context = context or DataContext.get_current()
+    options = context.execution_options
+    if below is not None:
+        context = dataclasses.replace(context, max_errored_blocks=0)
     if local is None:
         local = not has_user_code(root) and below is None and _is_small(root, context)
     resources = {} if local else cluster_resources()

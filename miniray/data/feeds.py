@@ -64,10 +64,10 @@ class Setting:
         may = [
             limit / demand[name]
             for name, limit in (("CPU", limits.cpu), ("GPU", limits.gpu))
-            if limit is not None and demand[name]
+            if limit is not None and name in demand
         ]
         most = max(1, min([*may, compute.most or math.inf]))
-        can = [self.resources.get(name, 0) / amount for name, amount in demand.items() if amount]
+        can = [self.resources.get(name, 0) / amount for name, amount in demand.items()]
         if heap and self.resources.get("memory"):
             can.append(self.resources["memory"] / heap)
         return max(1, int(min([*can, most]))), most

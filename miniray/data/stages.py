@@ -22,6 +22,9 @@ from miniray.decorator import remote
 from miniray.exceptions import MinirayError, TaskError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from miniray.data.context import Compute, DataContext
     from miniray.data.feeds import Feed, Setting
     from miniray.data.work import StageWork
 
@@ -111,7 +114,8 @@ class StageCalls:
     """Runs a stage in tasks, or in the actors of a pool, which live until their blocks were read.
 
     What runs calls is one task, or a method of each actor: the next call goes to the one that has
-    the fewest.
+    the fewest. Calls of actors that others use too run to their end: one that pauses until its
+    blocks are read would keep others waiting, and its reader may wait for theirs.
     """
 
     def __init__(self, stage: Stage, work: StageWork, setting: Setting) -> None:
@@ -126,9 +130,10 @@ class StageCalls:
         #: A pool that feeds this stage does not wait until that has CPUs.
         self._behind_pool = isinstance(below, Stage) and below.compute.is_pool
         self._ended = False  # there is no more input
-        self._actors: list[Any] = []
-        self._load: dict[Any, int] = {}  # calls of each runner
+        self._actors: list[Any] = []  # that end with the feed
+        self._load: dict[Any, int] = {each.run: 0 for each in stage.compute.given}  # their calls
         self._most = 1  # runners
+        self._share = setting.share if stage.compute.given else 1  # executions that use them
 
     def feed(self, below: Feed) -> Feed:
         """Run the stage over another feed, and yield its blocks.
@@ -223,38 +228,43 @@ class StageCalls:
         """Return how many calls may have begun and not be read to their end."""
         setting, stats = self._setting, self._stats
         if self._compute.is_pool:
-            window: float = _POOL_AHEAD * len(self._load)
+            window: float = max(2, _POOL_AHEAD * len(self._load) // self._share)
         else:
             slots, most = setting.slots(self._compute, stats.heap)
             window = min(most, _AHEAD * slots if setting.ordered else slots + 1)
         if stats.blocks:  # what calls make, as far as they run ahead, fits into the store
             ahead = (_UNREAD // 2 + 1) * stats.size // stats.blocks  # two blocks, one being made
-            each = max(1, min(stats.per_call, ahead))
-            window = min(window, setting.bytes_in_flight // each)
+            each = stats.per_call if self._compute.given else min(stats.per_call, ahead)
+            window = min(window, setting.bytes_in_flight // (max(1, each) * self._share))
         return max(1, int(window))
 
     def _add_runner(self) -> None:
         """Add an actor, or the task that runs all calls."""
-        context = self._setting.context
-        restarts, retries = context.max_actor_restarts, context.max_task_retries
-        pauses = {"_generator_backpressure_num_objects": _UNREAD}
+        context, pauses = self._setting.context, {"_generator_backpressure_num_objects": _UNREAD}
         if self._compute.is_pool:
-            worker = self._remote(PoolWorker, max_restarts=restarts, max_task_retries=retries)
-            actor = worker.remote(self._work)
+            actor = pool_worker(self._compute, context).remote(self._work)
             self._actors.append(actor)
             runner = actor.run.options(**pauses)
         else:
             name = self._stage.name[:100]
-            task = task_of(self._work, name)
-            runner = self._remote(task, name=name, max_retries=retries, **pauses)
+            options = {"name": name, "max_retries": context.max_task_retries, **pauses}
+            runner = _remote(task_of(self._work, name), self._compute, context, options)
         self._load[runner] = 0
 
-    def _remote(self, target: Any, **options: Any) -> Any:
-        """Return a remote function or class, which runs outside of the consumer's group."""
-        selector = self._setting.context.execution_options.label_selector
-        options |= {"label_selector": selector} if selector else {}
-        placed = {"_preload": MODULES, "scheduling_strategy": "DEFAULT"}
-        return remote(**{**placed, **options, **self._compute.options})(target)
+
+def pool_worker(compute: Compute, context: DataContext) -> Any:
+    """Return the remote class of the actors of a pool."""
+    restarts, retries = context.max_actor_restarts, context.max_task_retries
+    options = {"max_restarts": restarts, "max_task_retries": retries}
+    return _remote(PoolWorker, compute, context, options)
+
+
+def _remote(target: Any, compute: Compute, context: DataContext, options: Mapping[str, Any]) -> Any:
+    """Return a remote function or class, which runs outside of the consumer's group."""
+    selector = context.execution_options.label_selector
+    placed = {"_preload": MODULES, "scheduling_strategy": "DEFAULT", **options}
+    placed |= {"label_selector": selector} if selector else {}
+    return remote(**{**placed, **compute.options})(target)
 
 
 def _total(stage: Stage) -> int | None:

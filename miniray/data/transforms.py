@@ -266,6 +266,8 @@ class MapBatches(UserStep):
             made = 0
             for result in self._call(batch, rows, where):
                 made += result.num_rows
+                if self.keeps_count and made > count:
+                    break  # there may be no end
                 yield result
                 del result  # before the function is called again
             if self.keeps_count and made != count:

@@ -352,13 +352,14 @@ def test_pools_of_two_ranks_that_would_wait_for_each_other_are_refused(fit: Any)
     # Of four CPUs the ranks hold two, and one reads.
     dataset = miniray.data.range(40).map_batches(same, concurrency=1, num_cpus=1)
     told = (
-        "Each of 2 workers starts a pool of its own .*hold 2 CPU together, and the workers leave 1"
+        "each of 2 workers starts a pool of its own .*hold 2 CPU together, and the workers leave 1"
     )
     with pytest.raises(train.TrainingFailedError, match=told):
-        fit(loop, {"train": dataset})
-    for split in ("all", []):  # one rank's pool fits
+        fit(loop, {"train": dataset, "valid": dataset})
+    for split in ("all", []):  # one pool fits, which both ranks use, and so do two of one rank
         given = train.DataConfig(datasets_to_split=split)
-        fit(loop, {"train": dataset}, workers=1, data=given)
+        fit(loop, {"train": dataset}, data=given)
+        fit(loop, {"train": dataset, "valid": dataset}, workers=1, data=given)
 
 
 def test_a_pool_waits_for_what_others_hold_for_a_while(fit: Any) -> None:

@@ -91,15 +91,13 @@ class BundleReservation:
 
     def __init__(
         self,
-        size: int,
-        resources: Mapping[str, float],
+        bundles: list[dict[str, float]],
         strategy: str,
         selectors: list[dict[str, str]] | None,
         run: str,
     ) -> None:
-        self.size = size
+        self.size = len(bundles)
         self.name = f"train-{run}-{secrets.token_hex(4)}"
-        bundles = [dict(resources) for _ in range(size)]
         self.placement = placement_group(
             bundles, strategy, self.name, bundle_label_selector=selectors
         )

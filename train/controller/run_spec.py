@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from miniray.train.base.exceptions import WorkerFailure
     from miniray.train.base.states import ScalingDecision
     from miniray.train.config import FailureConfig, RunConfig, ScalingConfig
+    from miniray.train.data.datasets import PoolSpec
     from miniray.train.storage.storage import CheckpointRecord, RunStorage
     from miniray.train.worker.backend import Backend
 
@@ -42,6 +43,8 @@ class RunSpec:
     collective_timeout: float = 0
     #: Modules that reading the datasets needs, with which processes of ranks begin.
     preload: Sequence[str] = ()
+    #: Pools of its datasets, whose actors all ranks are to use.
+    pools: Sequence[PoolSpec] = ()
     #: What the user configured, as JSON values for a person to read.
     configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     #: Tells it from other runs of the same name.

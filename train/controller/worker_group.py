@@ -37,6 +37,7 @@ from miniray.train.controller.placement import (
     largest_reservation,
     waiting_demand,
 )
+from miniray.train.controller.pools import PoolActors
 from miniray.train.controller.waits import end
 from miniray.train.storage.storage import NOT_SHARED
 from miniray.train.worker.backend import GroupMember
@@ -125,6 +126,7 @@ class WorkerGroup:
         self._resources = decision.resources_per_worker
         self._reservation: BundleReservation | None = None
         self._workers: list[Any] = []  # in order of rank once they are connected
+        self._pools = PoolActors(spec)
         #: Where each rank runs, in order of rank; empty until the ranks are given out.
         self.infos: list[WorkerInfo] = []
 
@@ -141,9 +143,8 @@ class WorkerGroup:
     def _ask(self, size: int) -> BundleReservation:
         scaling = self._spec.scaling_config
         selectors = scaling.bundle_label_selectors(size)
-        return BundleReservation(
-            size, self._resources, scaling.bundle_strategy, selectors, self._spec.name
-        )
+        bundles = [dict(self._resources)] * size
+        return BundleReservation(bundles, scaling.bundle_strategy, selectors, self._spec.name)
 
     def _wait_in(self, reserved: BundleReservation) -> None:
         self._reservation, self.size = reserved, reserved.size
@@ -175,9 +176,8 @@ class WorkerGroup:
         selector = selectors[-1] if selectors else {}
         if condition is not None:
             selector = {**selector, NODE_LABEL: condition}
-        return BundleReservation(
-            1, self._resources, "PACK", [selector], f"{self._spec.name}-to-grow"
-        )
+        bundles, name = [dict(self._resources)], f"{self._spec.name}-to-grow"
+        return BundleReservation(bundles, "PACK", [selector], name)
 
     async def start(self, carrier: Carrier, attempt: int) -> None:
         """Start the workers and connect them.
@@ -205,6 +205,7 @@ class WorkerGroup:
         described = [worker.describe.remote(addresses) for worker in self._workers]
         # Sent right behind, so that frameworks load while ranks are given out.
         prepared = [worker.prepare.remote() for worker in self._workers]
+        await self._pools.start()
         infos: list[WorkerInfo] = [
             dataclasses.replace(info, labels=labels.get(info.node_id, {}))
             for info in await gather_workers(described)
@@ -258,6 +259,7 @@ class WorkerGroup:
     def run(
         self, loop: Any, setup: SessionSetup, carrier: Carrier
     ) -> list[Awaitable[WorkerOutcome]]:
+        setup = dataclasses.replace(setup, pools=self._pools.actors)
         return [worker.run.remote(loop, setup, carrier) for worker in self._workers]
 
     def stacks(self, ranks: Collection[int]) -> dict[int, str]:
@@ -294,6 +296,7 @@ class WorkerGroup:
             await _end(workers)
         for worker in workers:
             api.kill(worker)
+        self._pools.stop()
         reserved, self._reservation = self._reservation, None
         if reserved is not None:
             reserved.remove()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import logging
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.api import cluster_resources
-from miniray.data.context import DataContext
+from miniray.data.context import Compute, DataContext
 from miniray.data.dataset import Dataset
 from miniray.data.exchange import Numbered, together
 from miniray.data.executor import execute, pools_hold, table_of, unfitting
@@ -18,6 +19,7 @@ from miniray.data.plan import Exchange, Read, Stage, chain, has_user_code, optim
 from miniray.data.sources import CutWish, ReadUnit
 from miniray.data.stages import MODULES
 from miniray.data.transforms import DataError, FilterExpr, MapBatches, MapRows
+from miniray.data.work import StageWork
 from miniray.train.data.units import UnitsSource, chosen
 from miniray.util.placement_group import get_current_placement_group, placement_group_table
 
@@ -46,6 +48,23 @@ _PLACES = 8
 _EPOCHS_APART = 1_000_003
 
 
+class PoolSpec(NamedTuple):
+    """A pool of a dataset, for whoever makes the actors that all ranks use."""
+
+    compute: Compute
+    #: What each actor is made with, or a ref of it.
+    work: Any
+    context: DataContext
+    #: The dataset's name in the trainer.
+    dataset: str = ""
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The labels that its nodes must have."""
+        own = self.compute.options.get("label_selector")
+        return own or self.context.execution_options.label_selector or {}
+
+
 class DatasetSource(UnitsSource):
     """A dataset: its units are the blocks, and its functions run on those rows that a rank reads.
 
@@ -64,13 +83,14 @@ class DatasetSource(UnitsSource):
     def __init__(
         self, dataset: Dataset, *, shuffled: bool = False, options: ExecutionOptions | None = None
     ) -> None:
-        self._options = options
+        context = DataContext.get_current()
+        options = options or context.execution_options
+        self._context = dataclasses.replace(context, execution_options=options)
         plan = _unshuffled(dataset._plan) if shuffled else dataset._plan
         left_out = plan is not dataset._plan
         if left_out:
             dataset = Dataset(plan)
-        read, stages = _countable(optimised(dataset._plan), dataset)
-        self._plan = stacked(read, stages)
+        self._read, self._stages = read, _ = _countable(optimised(dataset._plan), dataset)
         parts = _UNITS if has_user_code(self._plan) else 1
         found = [unit for unit in _units_of(read, parts) if unit.rows]
         units = [part for unit in found for part in _held_at_once(unit)]
@@ -84,10 +104,33 @@ class DatasetSource(UnitsSource):
             )
         # A pool that holds resources may not stay: another dataset's may wait for these.
         self.stays = not any(pools_hold(self._plan).values())
+        size, retried = context.target_max_block_size, context.retried_io_errors
+        self.pools = [
+            PoolSpec(each.compute, StageWork(each.steps, size, retried), self._context)
+            for each in self._stages
+            if each.compute.is_pool
+        ]
+
+    @property
+    def _plan(self) -> PlanNode:
+        return stacked(self._read, self._stages)
+
+    def through(self, pools: Iterable[Sequence[Any]], rank: int) -> DatasetSource:
+        """Return a source with these actors for its pools; each rank begins with another one."""
+        stages = list(self._stages)
+        places = [place for place, stage in enumerate(stages) if stage.compute.is_pool]
+        for place, actors in zip(places, pools, strict=True):
+            first = rank % len(actors)
+            given = [*actors[first:], *actors[:first]]
+            compute = dataclasses.replace(stages[place].compute, given=given)
+            stages[place] = dataclasses.replace(stages[place], compute=compute)
+        source = copy.copy(self)
+        source._stages, source.stays = tuple(stages), True
+        return source
 
     def is_local(self) -> bool:
         """Return whether ranks hold all CPUs, so that each prepares its data; say so once."""
-        local = not _is_cpu_left()
+        local = not is_cpu_left()
         if local:
             _warn_local()
         return local
@@ -101,7 +144,7 @@ class DatasetSource(UnitsSource):
         if not local:
             self._check_pools(share)
         made = execute(
-            self._plan, below=units, local=local, ordered=True, share=share, options=self._options
+            self._plan, below=units, local=local, ordered=True, share=share, context=self._context
         )
         return map(table_of, made)
 
@@ -112,10 +155,11 @@ class DatasetSource(UnitsSource):
         left["CPU"] = max(0, left.get("CPU", 0) - 1)  # one is for tasks
         for name, amount in unfitting(self._plan, left, ranks).items():
             raise DataError(
-                f"Each of {ranks} workers starts a pool of its own for {self._plan.name}: they "
-                f"hold {amount:g} {name} together, and the workers leave {left.get(name, 0):g} to "
-                f"them. Some would wait for ever. Let an actor hold less, use fewer workers, or "
-                f"call materialize() on the dataset before."
+                f"The pools of all datasets do not fit beside the workers, so that each of {ranks} "
+                f"workers starts a pool of its own for {self._plan.name}: they hold {amount:g} "
+                f"{name} together, and the workers leave {left.get(name, 0):g} to them. Some would "
+                f"wait for ever. Let an actor hold less, use fewer actors or workers, or call "
+                f"materialize() on the dataset before."
             )
 
     def selected(self, block: int, span: Span, epoch: int) -> ReadUnit:
@@ -230,7 +274,7 @@ def _warn_local() -> None:
     _warned = True
 
 
-def _is_cpu_left() -> bool:
+def is_cpu_left() -> bool:
     """Return whether there is a CPU that no placement group holds, such as those of ranks."""
     return _left_by(placement_group_table().values()).get("CPU", 0) >= 1
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from miniray.data.context import ExecutionOptions
+    from miniray.train.data.datasets import PoolSpec
     from miniray.train.data.iterator import DataIterator
 
 
@@ -129,6 +130,14 @@ class Datasets:
         """The modules that reading the sources needs, the same ones for each rank."""
         return tuple(sorted({m for source in self.sources.values() for m in source.modules}))
 
+    def pools(self, put: Callable[[Any], Any]) -> list[PoolSpec]:
+        """Return the pools of all datasets, with refs of their code."""
+        return [
+            pool._replace(dataset=name, work=put(pool.work))
+            for name, source in self.sources.items()
+            for pool in source.pools
+        ]
+
     def published(self, put: Callable[[Any], Any]) -> Datasets:
         """Return the same with refs in place of the data, so that each node gets those only once.
 
@@ -150,11 +159,16 @@ class Datasets:
 
 @dataclasses.dataclass
 class Shards:
-    """The iterators of one rank, each made at its first use."""
+    """The iterators of one rank, each made at its first use.
+
+    Attributes:
+        pools: The actors of datasets' pools that all ranks use, if these do not have their own.
+    """
 
     datasets: Datasets
     rank: int
     world_size: int
+    pools: Mapping[str, Sequence[Sequence[Any]]] = dataclasses.field(default_factory=dict)
     _made: dict[str, DataIterator] = dataclasses.field(default_factory=dict)
 
     def get(self, name: str | None) -> DataIterator:
@@ -190,9 +204,12 @@ class Shards:
                 f"datasets={{{name!r}: ...}}."
             )
         split, source = config.splits(name), sources[name]
+        source = get(source) if isinstance(source, ObjectRef) else source
+        if name in self.pools:
+            source = source.through(self.pools[name], self.rank)
         return DataIterator(
             name,
-            get(source) if isinstance(source, ObjectRef) else source,
+            source,
             self.rank if split else 0,
             self.world_size if split else 1,
             config.seed if config.shuffles(name) else None,

@@ -36,6 +36,8 @@ class Source(abc.ABC):
     tabular: bool = True
     #: Modules that reading it needs, and that take long to load.
     modules: Sequence[str] = ()
+    #: Pools of actors that its rows go through, from the first.
+    pools: Sequence[Any] = ()
 
     @property
     @abc.abstractmethod
@@ -83,6 +85,7 @@ class StreamSource:
 
     tabular = False
     modules: Sequence[str] = ()
+    pools: Sequence[Any] = ()
     num_rows = ENDLESS
 
     def __init__(self, dataset: Any) -> None:

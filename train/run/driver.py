@@ -46,8 +46,9 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         KeyboardInterrupt: The user stopped the run.
     """
     spec = with_uploaded_environment(spec)
-    loop = dataclasses.replace(loop, datasets=loop.datasets.published(api.put))
-    loop_ref = sent(loop, api.put)
+    datasets = loop.datasets
+    loop_ref = sent(dataclasses.replace(loop, datasets=datasets.published(api.put)), api.put)
+    spec = dataclasses.replace(spec, pools=datasets.pools(api.put))
     actor_class: Any = remote(TrainController)
     controller = actor_class.options(**controller_options(spec)).remote(spec)
     run = controller.run.remote(controller.call.remote, [loop_ref])
@@ -88,7 +89,7 @@ def controller_options(spec: RunSpec) -> dict[str, Any]:
         "num_gpus": resources.pop("GPU", 0),
         "memory": resources.pop("memory", None),
         "resources": resources,
-        "_preload": list(MODULES),
+        "_preload": [*MODULES, *(spec.preload if spec.pools else ())],
         # Near the driver, whose storage path it uses; elsewhere if that node is full.
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
     }

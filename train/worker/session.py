@@ -30,7 +30,7 @@ from miniray.train.storage.storage import check_folder_name, default_checkpoint_
 from miniray.train.worker.controller_client import rank_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from miniray.train.base.ranks import Ranks
     from miniray.train.base.reports import Upload
@@ -120,6 +120,7 @@ class SessionSetup:
         token: Proves that the run is still that of this driver.
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
+        pools: The actors of datasets' pools that all ranks use, as ``Shards`` has them.
     """
 
     storage: RunStorage
@@ -127,6 +128,7 @@ class SessionSetup:
     attempt: int
     first_number: int
     checkpoint: Checkpoint | None
+    pools: Mapping[str, Sequence[Sequence[Any]]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -139,7 +139,8 @@ class TrainWorker:
         assert self._ranks is not None
         session = self._session = RankSession(setup, self._ranks, carrier)
         context.set_session(session)
-        shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
+        ranks = self._ranks
+        shards = Shards(loop.datasets, ranks.world_rank, ranks.world_size, setup.pools)
         runtime = runtime_or_none()  # in local mode there need be no cluster
         if runtime is not None:
             runtime.answer("train_rank", functools.partial(_about_rank, session, shards))

@@ -1,12 +1,13 @@
 """What a plan's pools hold beside each other, and what is too much; what feeds give, and when."""
 
+import dataclasses
 import itertools
 import math
 
 from miniray import data
 from miniray.data.blocks import rows_to_table
 from miniray.data.context import TASKS, Compute
-from miniray.data.executor import unfitting
+from miniray.data.executor import pools_hold, unfitting
 from miniray.data.feeds import Setting, group_feed, limit_feed, union_feed
 from miniray.data.plan import optimised
 from miniray.data.sources import BlockRows
@@ -58,6 +59,13 @@ def test_what_is_in_flight_fits_into_a_quarter_of_the_store_or_what_is_allowed()
     limits = data.ExecutionResources(object_store_memory=2**20)
     context.execution_options = data.ExecutionOptions(resource_limits=limits)
     assert Setting(context, resources={"object_store_memory": 2**30}).bytes_in_flight == 2**20
+
+
+def test_actors_that_others_have_made_hold_nothing_of_their_own():
+    stage = plan({"num_gpus": 1, "batch_size": 1, "concurrency": 2})
+    assert pools_hold(stage)["GPU"] == 2
+    given = dataclasses.replace(stage.compute, given=["an actor"])
+    assert not pools_hold(dataclasses.replace(stage, compute=given))
 
 
 class Watched:
