@@ -133,7 +133,7 @@ def memory() -> int:
     return total
 
 
-def test_four_times_the_data_takes_as_much_memory_in_all_processes(tmp_path: Path) -> None:
+def test_ten_times_the_data_takes_as_much_memory_in_all_processes(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -153,13 +153,14 @@ def test_four_times_the_data_takes_as_much_memory_in_all_processes(tmp_path: Pat
         assert rows == files * 2**20
         return peak
 
-    for files in (3, 12):
+    for files in (3, 30):
         (tmp_path / str(files)).mkdir()
         for number in range(files):
             table = pa.table({"x": np.arange(2**20) + number})
             pq.write_table(table, tmp_path / f"{files}/{number}.parquet", row_group_size=2**18)
     most(3)  # processes and modules are there
-    assert most(12) < 1.1 * most(3)
+    # One more block in flight is some tens of MiB; all that is read more would be 216.
+    assert most(30) < most(3) + 100 * MIB
 
 
 def test_a_row_larger_than_the_store_is_an_error_that_says_so() -> None:
