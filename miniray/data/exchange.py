@@ -169,21 +169,27 @@ def together(
     units = [unit for side in sides for unit in side]
     rows = [unit.rows for unit in sides[0]]
     known = None not in rows and (how is None or how.keeps_count)
-    bare = tuple(tuple((unit.bare(), len(unit.refs)) for unit in side) for side in sides)
+    # Several units may need the same value, such as a dataset of items, which is loaded only once.
+    refs = {id(ref): ref for unit in units for ref in unit.refs}
+    places = {each: number for number, each in enumerate(refs)}
+    bare = tuple(
+        tuple((unit.bare(), tuple(places[id(ref)] for ref in unit.refs)) for unit in side)
+        for side in sides
+    )
     return ReadUnit(
         Partition(bare, how, place),
         sum(filter(None, rows)) if known else None,
         sum(unit.size for unit in units),
-        tuple(ref for unit in units for ref in unit.refs),
+        tuple(refs.values()),
         key=key,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Partition(Content):
-    """Units that are read together, each with how many of the refs are its own."""
+    """Units that are read together, each with the numbers of the refs that it needs."""
 
-    sides: tuple[tuple[tuple[ReadUnit, int], ...], ...]
+    sides: tuple[tuple[tuple[ReadUnit, tuple[int, ...]], ...], ...]
     how: How | None
     place: tuple[int, int]
 
@@ -200,11 +206,11 @@ class Partition(Content):
         return labels[0] if len(labels) == 1 else f"{labels[0]} up to {labels[-1]}"
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        return between(self._tables(iter(values)), start, stop)
+        return between(self._tables(values), start, stop)
 
-    def _tables(self, values: Iterator[Any]) -> Iterator[Any]:
+    def _tables(self, values: Sequence[Any]) -> Iterator[Any]:
         sides = (
-            (unit.read(*itertools.islice(values, count)) for unit, count in side)
+            (unit.read(*(values[number] for number in numbers)) for unit, numbers in side)
             for side in self.sides
         )
         if self.how is None:

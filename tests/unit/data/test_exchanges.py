@@ -33,8 +33,10 @@ from miniray.data.aggregate import (  # noqa: E402 -- needs pyarrow
     Unique,
 )
 from miniray.data.blocks import table_to_rows  # noqa: E402
+from miniray.data.exchange import together  # noqa: E402
 from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.ordered import JOINS  # noqa: E402
+from miniray.data.sources import Items, ReadUnit  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -601,3 +603,11 @@ def test_quantiles_of_large_values_are_those_of_numpy_and_leave_out_nan_as_in_ra
     numbers = data.from_items([{"k": key, "n": value} for key, value in rows])
     found = made(numbers.groupby("k").aggregate(Quantile("n", q=0.75, alias_name="q")))
     assert [row["q"] for row in found] == [math.inf, 3.0, 1.0, None]
+
+
+def test_a_value_that_several_units_need_goes_to_their_task_once() -> None:
+    items: Any = [{"n": n} for n in range(9)]
+    whole = ReadUnit(Items(), 9, refs=(items,))
+    unit = together([[whole.part(0, 2), whole.part(7, 9)]])
+    assert unit.refs == (items,)
+    assert pa.concat_tables(unit.read(items))["n"].to_pylist() == [0, 1, 7, 8]
