@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from miniray.common.absent import absent, tell_imports
-from miniray.data.blocks import column, pickled, shown_type, table_to_rows, values_of
+from miniray.data.blocks import Pickled, column, pickled, shown_type, table_to_rows, values_of
 from miniray.data.exchange import sliced
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
@@ -244,10 +244,17 @@ class AsList(_OfLists):
     def __init__(self, on: str, alias_name: str | None = None, ignore_nulls: bool = False) -> None:
         super().__init__(on, ignore_nulls, alias_name)
 
-    def of_lists(self, lists: Any) -> Any:
-        if isinstance(lists.type.value_type, pa.BaseExtensionType):
+    def partials(self, table: Any, keys: Any, rows: Any) -> Any:
+        lists = super().partials(table, keys, rows)
+        if isinstance(lists.type.value_type, pa.BaseExtensionType):  # other tables may have others
             return pickled([values_of(each.values) for each in lists])
         return lists
+
+    def results(self, made: Any, rows: Any) -> Any:
+        if not isinstance(made.type, Pickled):
+            return super().results(made, rows)
+        values = values_of(made)
+        return pickled([[v for n in each for v in values[n]] for each in rows.to_pylist()])
 
 
 class Unique(_OfLists):
@@ -436,7 +443,10 @@ class Partial(TableStep):
                 columns = key_table(table, self.keys, self.name)
             for place, agg in enumerate(self.aggs):
                 values = columns.column(0) if agg.on is None else table.column(agg.on)
-                plain = pa.types.is_null(values.type) or pa.types.is_integer(values.type)
+                kind = values.type
+                plain = pa.types.is_null(kind) or pa.types.is_integer(kind)
+                if isinstance(agg, Std):  # a mean of decimals is rounded as they are
+                    plain = plain or pa.types.is_decimal(kind)
                 if plain and isinstance(agg, Mean | Std):  # a sum of integers may be too large
                     values = values.cast(pa.float64(), safe=False)
                 columns = columns.append_column(_column(place), values)

@@ -124,8 +124,7 @@ class Aligned(How):
 
 def sliced(table: Any, ends: Sequence[int]) -> list[Any]:
     """Return the parts of a table that end at these rows."""
-    starts = [0, *ends[:-1]]
-    return [table.slice(low, high - low) for low, high in zip(starts, ends, strict=True)]
+    return [table.slice(low, high - low) for low, high in itertools.pairwise([0, *ends])]
 
 
 # --- steps and units --------------------------------------------------------------------

@@ -304,6 +304,14 @@ def test_a_list_of_tensors_or_objects_has_them_as_they_were() -> None:
     assert row["list(o)"] == [{1, 2}] * 2
 
 
+def test_a_list_has_tensors_and_objects_of_blocks_that_differ() -> None:
+    columns: list[Any] = [np.ones((1, 2)), np.ones((1, 3), np.float32), [{1}], [2], [None]]
+    for some in (columns[:2], columns[2:4], columns):
+        dataset = data.from_arrow([{"k": [0], "v": values} for values in some])
+        (row,) = made(dataset.groupby("k").aggregate(AsList("v")))
+        assert [*map(str, row["list(v)"])] == [str(values[0]) for values in some]
+
+
 def test_the_mean_of_integers_whose_sum_is_too_large_is_right() -> None:
     dataset = data.from_items([{"n": 2**62}] * 4)
     assert dataset.mean("n") == 2.0**62
@@ -330,9 +338,11 @@ def test_rows_without_columns_are_shuffled() -> None:
 
 
 def test_decimals_have_a_deviation() -> None:
-    numbers = pa.table({"n": pa.array([1, 2, 4], pa.decimal128(5, 2))})
-    (row,) = made(data.from_arrow(numbers).groupby(None).aggregate(Std("n")))
-    assert row["std(n)"] == pytest.approx(statistics.stdev([1, 2, 4]))
+    values = [1, 1, 2, 9, 9, 8]  # the mean of each half has more digits than these decimals
+    numbers = pa.table({"n": pa.array(values, pa.decimal128(5, 2))})
+    dataset = data.from_arrow([numbers[:3], numbers[3:]])
+    (row,) = made(dataset.groupby(None).aggregate(Std("n")))
+    assert row["std(n)"] == pytest.approx(statistics.stdev(values), rel=1e-12)
 
 
 def test_an_aggregation_of_functions_sees_keys_and_rows() -> None:
@@ -343,8 +353,11 @@ def test_an_aggregation_of_functions_sees_keys_and_rows() -> None:
         finalize=lambda found: str(found),
         name="all",
     )
-    rows = made(table([1, 2, 1, 2, 1, 1]).groupby("k").aggregate(product))
-    assert rows == [{"k": 1, "all": "[1, 0, 2, 4, 5]"}, {"k": 2, "all": "[2, 1, 3]"}]
+    there = table([1, 2, 1, 2, 1, 1])
+    for dataset in (there, there.union(there.filter(expr="n > 9"))):  # blocks without rows
+        rows = made(dataset.groupby("k").aggregate(product))
+        assert rows == [{"k": 1, "all": "[1, 0, 2, 4, 5]"}, {"k": 2, "all": "[2, 1, 3]"}]
+    assert made(table([]).groupby("k").aggregate(product)) == []
 
 
 def test_an_aggregation_as_a_class_combines_blocks() -> None:
