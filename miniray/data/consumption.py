@@ -232,7 +232,10 @@ class Consumption(Reading):
                 with contextlib.suppress(MinirayError):  # a block may be lost
                     shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
         files = any(isinstance(each, Read) and each.source.found for each in walk(self._plan))
-        known = None if blocks is None and files else count_of(self._plan)  # looks into no file
+        known = None
+        if blocks is not None or not files:  # looks into no file
+            with contextlib.suppress(ValueError):  # what is wrong is said when it is executed
+                known = count_of(self._plan)
         rows = "?" if known is None else known
         fields = list(self._schema or ())
         lines = [f"shape: ({rows}, {'?' if self._schema is None else len(fields)})"]

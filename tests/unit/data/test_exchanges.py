@@ -511,6 +511,7 @@ def test_datasets_of_different_length_are_not_zipped() -> None:
         made(data.range(3).zip(data.range(4)))
     with pytest.raises(ValueError, match="the same length; these have 3, 4 rows"):
         data.range(3).zip(data.range(4)).count()
+    assert repr(data.range(3).zip(data.range(4))).startswith("shape: (?, ?)")
     assert data.range(3).zip(data.range(3)).count() == 3
 
 
