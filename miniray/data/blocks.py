@@ -200,13 +200,12 @@ def _of_values(values: list[Any]) -> Any:
     try:
         return pa.array(values)
     except (pa.ArrowException, TypeError, OverflowError, ValueError):
-        if isinstance(first, np.datetime64):  # of days, which Arrow does not take
-            return _of_values([value if value is None else value.item() for value in values])
+        # Arrow takes some of NumPy's and of pandas' values as those of Python only.
         pandas = sys.modules.get("pandas")
         missing = set() if pandas is None else {id(pandas.NaT), id(pandas.NA)}
-        if missing.isdisjoint(map(id, values)):
-            return pickled(values)
-        return _of_values([None if id(value) in missing else value for value in values])
+        plain = [None if id(value) in missing else value for value in values]
+        plain = [value.item() if isinstance(value, np.generic) else value for value in plain]
+        return pickled(values) if set(map(type, plain)) == kinds else _of_values(plain)
 
 
 def _of_arrays(values: list[Any]) -> Any:
@@ -388,10 +387,8 @@ def from_file(table: Any) -> Any:
         if kind is None:
             continue
         with contextlib.suppress(pa.ArrowInvalid):  # cells of another size
-            chunks = table.column(index).cast(kind.storage_type).chunks
-            tensors = [pa.ExtensionArray.from_storage(kind, chunk) for chunk in chunks]
-            values = pa.chunked_array(tensors, kind)
-            table = table.set_column(index, pa.field(field.name, kind), values)
+            values = table.column(index).cast(kind.storage_type).cast(kind)
+            table = table.set_column(index, field.name, values)
     return table
 
 

@@ -395,6 +395,21 @@ def test_days_of_numpy_in_rows_are_dates() -> None:
     assert table["x"].to_pylist() == [datetime.date(2020, 1, 2), None]
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([np.timedelta64(1, "D"), None], pa.duration("us")),
+        (
+            [np.datetime64("2020-01-02T00:00", "s"), datetime.datetime(2020, 1, 2)],
+            pa.timestamp("us"),
+        ),
+        ([np.void(b"ab")], pa.binary()),
+    ],
+)
+def test_what_arrow_does_not_take_of_numpy_is_taken_as_of_python(values: Any, kind: Any) -> None:
+    assert blocks.column(values).type == kind
+
+
 def test_lists_of_texts_come_back_out_of_batches_as_such() -> None:
     table = pa.table({"x": [["a"], [], None, ["b", "c"]], "y": [[["a"]], [], None, [["b"], []]]})
     again = blocks.batch_to_table(blocks.table_to_batch(table, "numpy"))
