@@ -10,7 +10,6 @@ import json
 import operator
 import os
 import urllib.parse
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -154,7 +153,8 @@ def _csv(
     convert_options: Any = None,
 ) -> Any:
     """Read CSV that begins with a header."""
-    tabs = pyarrow.csv.ParseOptions(delimiter="\t") if piece.path.endswith(".tsv") else None
+    tabbed = piece.path.lower().endswith(_packed(".tsv"))
+    tabs = pyarrow.csv.ParseOptions(delimiter="\t") if tabbed else None
     return pyarrow.csv.read_csv(
         pa.BufferReader(data),
         read_options or pyarrow.csv.ReadOptions(use_threads=False),
@@ -338,8 +338,6 @@ class FilesDatasource(Datasource):
 
     def beside(self, table: Any, path: str) -> Any:
         """Return a table of a file with the columns of its path; a column of the file wins."""
-        if len(set(table.column_names)) < table.num_columns:
-            raise ValueError(f"two of its columns have the same name: {table.column_names}")
         table = from_file(table)
         texts = {"path": path, **_folders(path)}
         for name in self.folders:
@@ -351,7 +349,7 @@ class FilesDatasource(Datasource):
 
 def _codec(path: str) -> str | None:
     """Return the compression that a file's name tells."""
-    return _PACKED.get(PurePath(path).suffix)
+    return _PACKED.get(f".{path.rpartition('.')[2].lower()}")
 
 
 def _unpacked(data: bytes, path: str) -> bytes:
@@ -473,10 +471,14 @@ def together(called: str, found: Sequence[tuple[str, Any]]) -> Any:
     """Return what files, given with their schemas, have together.
 
     Raises:
-        DataError: Two do not go together.
+        DataError: Two do not go together, or columns of one have the same name.
     """
     first, schema = found[0]
-    for path, other in found[1:]:
+    for path, other in found:
+        if len(set(other.names)) < len(other.names):
+            names = ", ".join(other.names)
+            text = f"{path} can't be read because two of its columns have the same name: {names}"
+            raise DataError(text)
         if not other.equals(schema):
             try:
                 schema = concat([no_rows(schema), no_rows(other)]).schema

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from miniray.data.blocks import no_rows
+from miniray.data.blocks import from_file, no_rows
 from miniray.data.expressions import Expr, comparisons
 from miniray.data.files import FileKind, FilesDatasource, Piece, is_local, together
 from miniray.data.sources import CutWish, between
@@ -71,9 +71,10 @@ class ParquetDatasource(FilesDatasource):
         return pa.schema([schema.field(name) for name in names])
 
     def _schema_of(self, files: Sequence[tuple[str, int]]) -> Any:
-        """Return what files have together, with the columns of their paths."""
-        found = together("Parquet", self.schemas(files))
-        return self.beside(no_rows(found), self.found[0][0]).schema
+        """Return what files have together, with the columns of paths, of which some have none."""
+        schema = from_file(no_rows(together("Parquet", self.schemas(files)))).schema
+        further = [(name, pa.string()) for name in self.folders if name not in schema.names]
+        return pa.schema([*schema, *further], schema.metadata)
 
     def schemas(self, files: Sequence[tuple[str, int]]) -> list[tuple[str, Any]]:
         """Return the paths and schemas of files, as their footers say."""
@@ -208,19 +209,24 @@ class ParquetDatasource(FilesDatasource):
         Their types are those of all files together, but of tensors those of the file.
         """
         table = self.beside(table, path)
-        for place, (name, kind) in enumerate(
-            zip(table.column_names, table.schema.types, strict=True)
-        ):
-            common = self.known.field(name).type
-            if common != kind and not isinstance(common, pa.BaseExtensionType):
-                table = table.set_column(place, name, table.column(place).cast(common))
-        for name in self.used.difference(table.column_names):
-            field = self.known.field(name)
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        if not table.schema.equals(self.known):
+            for name in self.used:
+                table = _with_column(table, self.known.field(name))
         for expr in self.exprs:
             with told(f"Filter({expr!r})", Where(path)):
                 table = table.filter(expr.values(table))
         return table.select(self.columns)
+
+
+def _with_column(table: Any, field: Any) -> Any:
+    """Return a table with a column of this type, null if it has none. Tensors stay as they are."""
+    place = table.schema.get_field_index(field.name)
+    if place < 0:
+        return table.append_column(field, pa.nulls(table.num_rows, field.type))
+    values = table.column(place)
+    if values.type == field.type or isinstance(field.type, pa.BaseExtensionType):
+        return table
+    return table.set_column(place, field.name, values.cast(field.type))
 
 
 def _decoded(group: Any, names: Collection[str]) -> int:

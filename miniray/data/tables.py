@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from miniray.data.blocks import (
     SMALL,
     Arrays,
-    Pickled,
+    Ragged,
     batch_to_table,
     is_plain,
     no_columns,
@@ -27,7 +27,7 @@ from miniray.data.blocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: Bytes of texts that offsets of 32 bits can tell, and the types that have such of 64 bits.
 _OFFSETS = 2**31 - 1
@@ -49,14 +49,15 @@ def concat(tables: Sequence[Any]) -> Any:
         return _large(pa.concat_tables(_alike(filled), promote_options="permissive"))
     except pa.ArrowException as error:
         raise ValueError(
-            f"Not all rows go together. {error}. Convert the column in a function before, or say "
-            f"what it is where files are read."
+            f"{error}. A column needs one type in all rows: convert it in a function before, or "
+            f"say what it is where files are read."
         ) from error
 
 
 def _large(table: Any) -> Any:
     """Return a table whose texts have offsets of 64 bits where those of 32 would overflow."""
-    for place, field in enumerate(table.schema if table.nbytes > _OFFSETS else ()):
+    size = table.get_total_buffer_size()  # its size itself takes longer, and this is for each batch
+    for place, field in enumerate(table.schema if size > _OFFSETS else ()):
         if field.type in _TEXTS and table.column(place).nbytes > _OFFSETS:
             kind = _TEXTS[field.type]
             table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
@@ -64,44 +65,35 @@ def _large(table: Any) -> Any:
 
 
 def _alike(tables: Sequence[Any]) -> Sequence[Any]:
-    """Return tables whose tensors are of one type, ragged if their shapes differ.
-
-    What else Arrow does not put together is pickled.
-    """
-    for name in {name for table in tables for name in table.column_names}:
-        kinds = {t.schema.field(name).type for t in tables if name in t.column_names} - {pa.null()}
-        special = [kind for kind in kinds if isinstance(kind, pa.BaseExtensionType)]
-        if len(kinds) < 2 or not special:
-            continue
-        if len(special) < len(kinds) or any(isinstance(kind, Pickled) for kind in kinds):
-            make: Callable[[list[Any]], Any] = pickled
-        else:
-            dtype = np.result_type(*(kind.value_type.to_pandas_dtype() for kind in special))
-            shapes = {tuple(kind.shape) if hasattr(kind, "shape") else None for kind in special}
-            if len(shapes) == 1 and None not in shapes:
-                tensor = pa.fixed_shape_tensor(pa.from_numpy_dtype(dtype), *shapes)
-                tables = [_cast(table, name, tensor) for table in tables]
-                continue
-            make = functools.partial(ragged, dtype=dtype)
-        tables = [_remade(table, name, make) for table in tables]
+    """Return tables whose columns of tensors and objects have one type each."""
+    types: dict[str, set[Any]] = {}
+    for field in itertools.chain.from_iterable(table.schema for table in tables):
+        types.setdefault(field.name, set()).add(field.type)
+    for name, found in types.items():
+        kinds = found - {pa.null()}
+        if len(kinds) > 1 and any(isinstance(kind, pa.BaseExtensionType) for kind in kinds):
+            tables = [_remade(table, name, kinds) for table in tables]
     return tables
 
 
-def _cast(table: Any, name: str, kind: Any) -> Any:
-    """Return a table with the numbers of its tensors of another type, if it has any."""
+def _remade(table: Any, name: str, kinds: Iterable[Any]) -> Any:
+    """Return a table with the values of a column, if it has any, as one type for all kinds."""
     place = table.schema.get_field_index(name)
     if place < 0 or pa.types.is_null(table.schema.types[place]):
         return table
-    chunks = [chunk.storage.cast(kind.storage_type) for chunk in table.column(place).chunks]
-    tensors = [pa.ExtensionArray.from_storage(kind, chunk) for chunk in chunks]
-    return table.set_column(place, name, pa.chunked_array(tensors, kind))
+    return table.set_column(place, name, _of_kinds(table.column(place), kinds))
 
 
-def _remade(table: Any, name: str, make: Callable[[list[Any]], Any]) -> Any:
-    """Return a table with a column replaced by a function of its values, if it has it."""
-    place = table.schema.get_field_index(name)
-    values = [] if place < 0 else values_of(table.column(place))
-    return table if place < 0 else table.set_column(place, name, make(values))
+def _of_kinds(values: Any, kinds: Iterable[Any]) -> Any:
+    """Return a column as tensors, ragged if shapes differ, or pickled if some are no tensors."""
+    if not all(isinstance(kind, Ragged | pa.FixedShapeTensorType) for kind in kinds):
+        return pickled(values_of(values))
+    dtype = np.result_type(*(kind.value_type.to_pandas_dtype() for kind in kinds))
+    shapes = {tuple(getattr(kind, "shape", ())) for kind in kinds}
+    if len(shapes) > 1 or () in shapes:
+        return ragged(values_of(values), dtype)
+    tensor = pa.fixed_shape_tensor(pa.from_numpy_dtype(dtype), *shapes)
+    return values.cast(tensor.storage_type).cast(tensor)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from decimal import Decimal
 from pathlib import Path
@@ -204,6 +205,15 @@ def test_folders_of_partitions_are_columns(tmp_path: Path) -> None:
     assert data.read_text(path).take(1) == [{"text": "a"}]
 
 
+def test_files_outside_of_a_folder_of_a_partition_have_null_for_it(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "year=2024"):
+        folder.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"a": [1]}), folder / "x.parquet")
+    dataset = data.read_parquet(str(tmp_path))
+    assert dataset.columns() == ["a", "year"]
+    assert dataset.take_all() == [{"a": 1, "year": None}, {"a": 1, "year": "2024"}]
+
+
 def test_compressed_files_are_read(tmp_path: Path) -> None:
     for name, text in (("a.jsonl", '{"n": 1}\n{"n": 2}\n'), ("b.csv", "n\n1\n2\n")):
         for codec, ending in (("gzip", "gz"), ("bz2", "bz2"), ("zstd", "zst")):
@@ -213,6 +223,8 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
     assert values(data.read_csv(str(tmp_path)), "n") == [1, 2] * 3
     assert values(data.read_text(f"{tmp_path}/b.csv.gz"), "text") == ["n", "1", "2"]
     assert data.read_binary_files(f"{tmp_path}/b.csv.bz2").take(1) == [{"bytes": b"n\n1\n2\n"}]
+    (tmp_path / "c.TSV.GZ").write_bytes(gzip.compress(b"a\tb\n1\t2\n"))
+    assert data.read_csv(f"{tmp_path}/c.TSV.GZ").take_all() == [{"a": 1, "b": 2}]
 
 
 def test_names_of_files_in_folders_may_end_otherwise(tmp_path: Path) -> None:
@@ -238,6 +250,10 @@ def test_two_columns_of_one_name_are_an_error_that_names_the_file(tmp_path: Path
     (tmp_path / "a.csv").write_text("n,n\n1,2\n")
     with pytest.raises(data.DataError, match=r"a\.csv can't be read .* have the same name"):
         data.read_csv(str(tmp_path)).take_all()
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table([[1], [2]], names=["n", "n"]), tmp_path / "2.parquet")
+    with pytest.raises(data.DataError, match=r"2\.parquet can't be read .* have the same name"):
+        data.read_parquet(str(tmp_path)).take_all()
 
 
 def test_an_archive_of_numpy_is_no_array(tmp_path: Path) -> None:
