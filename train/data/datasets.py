@@ -10,7 +10,7 @@ import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.api import cluster_resources
-from miniray.data.context import Compute, DataContext
+from miniray.data.context import TASKS, Compute, DataContext
 from miniray.data.dataset import Dataset
 from miniray.data.exchange import Numbered, together
 from miniray.data.executor import execute, pools_hold, table_of, unfitting
@@ -239,7 +239,9 @@ def _countable(node: PlanNode, dataset: Dataset) -> tuple[Read, tuple[Stage, ...
         while first and steps[first - 1].keeps_count:
             first -= 1
         if first < len(steps) or not steps:
-            kept.insert(0, dataclasses.replace(stage, steps=steps[first:]))
+            rest = steps[first:]
+            compute = stage.compute if any(step.user for step in rest) else TASKS  # no pool for it
+            kept.insert(0, dataclasses.replace(stage, steps=rest, compute=compute))
         if first:
             below = [*stages[:place], dataclasses.replace(stage, steps=stage.steps[:first])]
             return _made(Dataset(stacked(read, below))), tuple(kept)

@@ -355,6 +355,21 @@ def test_data_sorted_by_label_come_in_units_of_several_labels(kind, tmp_path, mo
     assert min(labels) >= 6  # of neighbours, two at most
 
 
+def test_the_pool_of_a_filter_that_has_run_is_not_started_again_for_steps_without_functions(
+    monkeypatch,
+):
+    class Even:
+        def __call__(self, row):
+            return row["id"] % 2 == 0
+
+    rows = miniray.data.range(9)
+    monkeypatch.setattr("miniray.train.data.datasets._made", lambda dataset: rows._plan)
+    filtered = rows.filter(Even, concurrency=1, num_gpus=1)
+    source = adapt("train", filtered.rename_columns({"id": "number"}))
+    assert source.pools == []
+    assert source.stays
+
+
 def test_row_groups_that_are_units_are_not_cut_to_be_mixed(tmp_path, monkeypatch):
     monkeypatch.setattr("miniray.train.data.datasets._MIXED", 90)
     for number in range(3):
