@@ -410,6 +410,12 @@ def test_what_arrow_does_not_take_of_numpy_is_taken_as_of_python(values: Any, ki
     assert blocks.column(values).type == kind
 
 
+@pytest.mark.parametrize("values", [[np.bytes_(b"x"), "y"], ["x", np.bytes_(b"y")], [np.True_, 1]])
+def test_what_is_beside_texts_and_truth_values_of_numpy_stays_as_it_is(values: list[Any]) -> None:
+    items = [value.item() if isinstance(value, np.generic) else value for value in values]
+    assert [*map(repr, blocks.values_of(blocks.column(values)))] == [*map(repr, items)]
+
+
 def test_lists_of_texts_come_back_out_of_batches_as_such() -> None:
     table = pa.table({"x": [["a"], [], None, ["b", "c"]], "y": [[["a"]], [], None, [["b"], []]]})
     again = blocks.batch_to_table(blocks.table_to_batch(table, "numpy"))
