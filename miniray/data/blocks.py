@@ -195,7 +195,8 @@ def _of_values(values: list[Any]) -> Any:
     if isinstance(first, np.void) and first.dtype.names:  # item() has no names
         return pickled(values)
     kinds = set(map(type, values))
-    if kinds & {np.str_, np.bytes_, np.bool_}:  # Arrow would convert what is beside them
+    converting = kinds & {np.str_, np.bytes_, np.bool_, np.float16}
+    if converting and len(kinds - {type(None)}) > 1:  # Arrow would convert what is beside them
         values = [value.item() if isinstance(value, np.generic) else value for value in values]
         kinds = set(map(type, values))
     if {str, bytes} <= kinds or kinds & {set, frozenset}:  # Arrow would make others of them

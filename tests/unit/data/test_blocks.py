@@ -411,9 +411,11 @@ def test_what_arrow_does_not_take_of_numpy_is_taken_as_of_python(values: Any, ki
 
 
 @pytest.mark.parametrize("values", [[np.bytes_(b"x"), "y"], ["x", np.bytes_(b"y")], [np.True_, 1]])
-def test_what_is_beside_texts_and_truth_values_of_numpy_stays_as_it_is(values: list[Any]) -> None:
+def test_what_is_beside_values_of_numpy_stays_as_it_is(values: list[Any]) -> None:
     items = [value.item() if isinstance(value, np.generic) else value for value in values]
     assert [*map(repr, blocks.values_of(blocks.column(values)))] == [*map(repr, items)]
+    assert blocks.values_of(blocks.column([np.float16(0.5), 300])) == [0.5, 300]
+    assert blocks.column([np.float16(0.5), None]).type == pa.float16()
 
 
 def test_lists_of_texts_come_back_out_of_batches_as_such() -> None:
