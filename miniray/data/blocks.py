@@ -174,11 +174,11 @@ def _of_array(values: Any) -> Any:
             return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
         # Arrow ends texts of NumPy at a zero.
         return pa.array(values.tolist() if kind in "US" else _kept(values))
-    if 0 in values.shape[1:] and kind in "biuf":
-        return ragged(list(values), values.dtype)
     if kind not in "biuf":
         # By tolist(), masked values are None.
         return _of_values(values.tolist() if values.ndim == 1 and kind == "c" else list(values))
+    if 0 in values.shape[1:]:
+        return ragged(list(values), values.dtype)
     flat = _of_array(np.ravel(_kept(values)))
     tensor = pa.fixed_shape_tensor(flat.type, values.shape[1:])
     storage = pa.FixedSizeListArray.from_arrays(flat, type=tensor.storage_type)

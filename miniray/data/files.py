@@ -359,7 +359,7 @@ def _unpacked(data: bytes, path: str) -> bytes:
 
 
 def checked_options(
-    caller: str, given: Mapping[str, Any], takers: Iterable[Callable[..., Any]], named: Any = None
+    caller: str, given: Mapping[str, Any], takers: Iterable[Callable[..., Any]]
 ) -> dict[str, Any]:
     """Return options without those of Ray's that only advise.
 
@@ -367,23 +367,16 @@ def checked_options(
         caller: In messages.
         given: The options.
         takers: Functions whose arguments with defaults they are.
-        named: A function whose arguments with defaults may have been meant, too.
 
     Raises:
         TypeError: One is not known.
     """
     found = {name: value for name, value in given.items() if name not in _ADVICE}
-    known = set().union(*map(_options_of, takers))
+    parameters = [each for taker in takers for each in inspect.signature(taker).parameters.values()]
+    known = {each.name for each in parameters if each.default is not each.empty}
     for name in found.keys() - known:
-        hint = suggestion(name, known.union(_options_of(named) if named else ()))
-        raise TypeError(f"{caller}() has no argument {name!r}.{hint}")
+        raise TypeError(f"{caller}() has no argument {name!r}.{suggestion(name, known)}")
     return found
-
-
-def _options_of(function: Callable[..., Any]) -> set[str]:
-    """Return the arguments that a function has defaults for."""
-    parameters = inspect.signature(function).parameters.values()
-    return {each.name for each in parameters if each.default is not each.empty}
 
 
 # --- paths ------------------------------------------------------------------------------

@@ -144,9 +144,7 @@ def from_huggingface(dataset: Any, **options: Any) -> Dataset:
     if isinstance(dataset, dict):
         parts = ", ".join(map(repr, dataset))
         raise TypeError(f"from_huggingface() takes one dataset; the dictionary has {parts}.")
-    if not hasattr(dataset, "__len__"):
-        return from_torch(dataset)
-    if must_be_decoded(dict(dataset.features)):
+    if not hasattr(dataset, "__len__") or must_be_decoded(dict(dataset.features)):
         return from_torch(dataset)
     return from_arrow(dataset.with_format("arrow")[:])  # files that tasks may not have are mapped
 
@@ -172,7 +170,7 @@ def _read(
     ignore_missing_paths: bool = False,
     **options: Any,
 ) -> Read:
-    found = checked_options(caller, options, filter(None, [kind.table]), _read)
+    found = checked_options(caller, options, filter(None, [kind.table, _read]))
     found = {name: value for name, value in found.items() if value is not None}
     if shuffle not in (None, "files"):
         raise ValueError(f"{caller}(shuffle={shuffle!r}) must be 'files' or None.")

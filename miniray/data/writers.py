@@ -206,7 +206,7 @@ def write(
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
     late = options.pop(f"arrow_{kind}_args_fn", None) or dict
-    further = checked_options(caller, options, _OPTIONS.get(kind, ()), write)
+    further = checked_options(caller, options, (*_OPTIONS.get(kind, ()), write))
     fs, folder = resolve(path, filesystem)
     there = list(fs.find(folder)) if fs.exists(folder) else []
     if there and mode in ("create", "error"):
