@@ -25,7 +25,7 @@ from miniray.data.files import NULL, checked_options, is_local, resolve
 from miniray.data.ordered import key_table
 from miniray.data.plan import Regroup, Stage
 from miniray.data.rearranged import key_names, known_columns
-from miniray.data.tables import rebatched, resized
+from miniray.data.tables import gathered, rebatched
 from miniray.data.transforms import DataError, Transform, check_columns, told
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Writer(Transform):
         token: Behind each number: two that append at the same time write different files.
         column: The only column that is written, for arrays and images.
         partition_cols: Columns whose values name folders.
-        size: Bytes of a file, about; 0: of each table.
+        size: Bytes that a file has at least, if small tables can be written together.
         options: Makes those of what writes the format: some can't be pickled.
     """
 
@@ -104,7 +104,7 @@ class Writer(Transform):
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Write small tables together, and yield how many rows were written."""
         numbers = itertools.count()
-        for table in filter(len, resized(tables, self.size) if self.size else tables):
+        for table in filter(len, gathered(tables, self.size)):
             with told(self.name, where):
                 for folder, part in self._partitioned(table):
                     for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
@@ -220,14 +220,18 @@ def write(
     numbers = [name.rpartition("/")[2].partition("-")[0] for name in there]
     first = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
     name = f"Write{kind.capitalize()}"
-    below, size = dataset._plan, DataContext.get_current().target_max_block_size
+    below = dataset._plan
     if max_rows_per_file is not None:
-        rows, size = check_whole(caller, "max_rows_per_file", max_rows_per_file, 1), 0
+        rows = check_whole(caller, "max_rows_per_file", max_rows_per_file, 1)
         below = Regroup((below,), rows, strict=True)
     elif min_rows_per_file is not None:
-        rows, size = check_whole(caller, "min_rows_per_file", min_rows_per_file, 1), 0
+        rows = check_whole(caller, "min_rows_per_file", min_rows_per_file, 1)
         below = Regroup((below,), rows)
-    made, folder = (lambda: {**further, **late()}), folder.rstrip("/")
+    folder, size = folder.rstrip("/"), DataContext.get_current().target_max_block_size
+
+    def made() -> Mapping[str, Any]:
+        return {**further, **late()}
+
     writer = Writer(name, kind, fs, folder, first, token, column, columns, size, made)
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Stage((below,), (writer,)), ordered=False):
