@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.api import cluster_resources, wait
 from miniray.data.blocks import no_rows
-from miniray.data.context import TASKS, DataContext
+from miniray.data.context import DataContext
 from miniray.data.exchange import Aligned, Cut, together
 from miniray.data.feeds import (
     Setting,
@@ -92,8 +92,9 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
         groups = group_feed(feed, node.rows, strict=node.strict)
         return _run(Stage(node.inputs, (Gather(),)), groups, setting, target=0)
     assert isinstance(node, Stage)
-    compute, target = node.compute, setting.context.target_max_block_size
-    parts, least = wish.parts, node.least if node.user else max(node.least, wish.least)
+    compute, parts = node.compute, wish.parts
+    target = setting.context.target_max_block_size
+    least = node.least if node.user else max(node.least, wish.least)
     if (node.user or parts > 1) and not setting.local:  # a function is called here or above
         slots = max(compute.least, compute.most) if compute.is_pool else setting.slots(compute)[0]
         parts = max(parts, setting.context.read_op_min_num_blocks * slots)
@@ -329,12 +330,8 @@ def pools_hold(node: PlanNode, share: int = 1) -> collections.Counter[str]:
     for each in node.inputs:  # one after another
         found |= ends + pools_hold(each, share)
         if isinstance(node, Exchange):  # a pool that ends an input lives until its blocks are cut
-            ends += _own_pool(each, share)
-    return found + _own_pool(node, share)
-
-
-def _own_pool(node: PlanNode, share: int) -> collections.Counter[str]:
-    return (node.compute if isinstance(node, Stage) else TASKS).held(share)
+            ends += each.compute.held(share)
+    return found + node.compute.held(share)
 
 
 def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) -> dict[str, float]:
@@ -350,7 +347,7 @@ def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) ->
     """
     found: dict[str, float] = {}
     for name, amount in pools_hold(node, share).items():
-        alone = 0 if name == "CPU" else max(_own_pool(each, share)[name] for each in walk(node))
+        alone = 0 if name == "CPU" else max(each.compute.held(share)[name] for each in walk(node))
         there = max(resources.get(name, 0), alone)
         if round(share * amount - there, 4) > 0:  # amounts have four decimals
             found[name] = share * amount
@@ -377,8 +374,8 @@ def _is_small(node: PlanNode, context: DataContext) -> bool:
         return True
     if isinstance(node, Read):
         target = context.target_max_block_size
-        units = list(node.source.units(CutWish(target)))
-        return sum(unit.size for unit in units) < target and len(units) < 2
+        units = list(itertools.islice(node.source.units(CutWish(target)), 2))
+        return len(units) < 2 and all(unit.size < target for unit in units)
     return all(_is_small(each, context) for each in node.inputs)
 
 

@@ -194,9 +194,9 @@ class Join(Ordered):
         """Join the rows of a partition: Arrow joins keys and row numbers, the rest is taken."""
         tables = [concat(side).combine_chunks() for side in sides]
         keys = [self.keys_of(table, side) for side, table in enumerate(tables)]
-        if not tables[0].num_columns:  # it was empty before anything was known
-            tables[0] = keys[1].slice(0, 0)
         kinds = concat([each.slice(0, 0) for each in keys]).schema
+        if not tables[0].num_columns:  # it was empty before anything was known
+            tables[0] = kinds.empty_table()
         for place, field in enumerate(kinds):
             if pa.types.is_null(field.type):  # Arrow joins no keys of this type
                 kinds = kinds.set(place, field.with_type(pa.int8()))

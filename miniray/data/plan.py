@@ -24,6 +24,7 @@ class PlanNode:
     """A node of a plan."""
 
     inputs: tuple[PlanNode, ...]
+    compute = TASKS
 
     @property
     def name(self) -> str:

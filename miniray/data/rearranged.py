@@ -85,9 +85,10 @@ def key_names(caller: str, key: Any, columns: Sequence[str] | None = None) -> tu
 class Aggregating:
     """Aggregations of columns.
 
-    Of a dataset each returns the value of a column, or a dictionary of those of several, None of
-    no rows; of its groups a dataset with a row for each. ``on``: a column, or a list of columns;
-    by default all. ``ignore_nulls``: leave out null, which otherwise makes the result null.
+    Of a dataset each returns the value of a column, or a dictionary of those of several; they are
+    None if there are no rows. Of groups each returns a dataset with a row for each group. ``on``: a
+    column, or a list of columns; by default all. ``ignore_nulls``: leave out null, which otherwise
+    makes the result null.
     """
 
     def _over(self, kind: type[AggregateFn], on: Any, **options: Any) -> Any:
@@ -124,7 +125,8 @@ class GroupedData(Aggregating):
         self._dataset = dataset
         self._columns = known_columns(dataset._plan)
         self._keys = () if key is None else key_names("groupby", key, self._columns)
-        self._partitions = _parts("groupby", "num_partitions", num_partitions)
+        partitions = _parts("groupby", "num_partitions", num_partitions)
+        self._partitions = partitions if self._keys else 1
 
     def aggregate(self, *aggs: AggregateFn) -> Any:
         """Return a dataset with a row for each group, in the order of their keys.
@@ -148,8 +150,7 @@ class GroupedData(Aggregating):
         step = Partial(f"Aggregate({', '.join(agg.name for agg in aggs)})", keys, aggs)
         below = Stage((self._dataset._plan,), (step,))
         how = Combine(keys, aggs=aggs)
-        parts = self._partitions if self._keys else 1
-        return self._dataset._of(Exchange((below,), how, parts))
+        return self._dataset._of(Exchange((below,), how, self._partitions))
 
     def _over(self, kind: type[Any], on: Any, **options: Any) -> Any:
         """Aggregate all columns that are no keys, if ``on`` is None."""
@@ -182,8 +183,7 @@ class GroupedData(Aggregating):
         check_format("map_groups", batch_format)
         udf, compute = called_with("map_groups", fn, options)
         how = Ordered(self._keys, name="GroupBy")
-        plan = self._dataset._plan
-        below = Exchange((plan,), how, self._partitions if self._keys else 1)
+        below = Exchange((self._dataset._plan,), how, self._partitions)
         step = MapGroups(
             f"MapGroups({udf.name})",
             udf,

@@ -126,9 +126,8 @@ class StageCalls:
         self._stats = StageStats(stage.name, _total(stage) if setting.whole else None)
         self._calls: collections.deque[StageCall] = collections.deque()
         self._inputs: collections.deque[ReadUnit] = collections.deque()  # no call has them yet
-        below = stage.inputs[0] if stage.inputs else None
         #: A pool that feeds this stage does not wait until that has CPUs.
-        self._behind_pool = isinstance(below, Stage) and below.compute.is_pool
+        self._behind_pool = any(each.compute.is_pool for each in stage.inputs)
         self._ended = False  # there is no more input
         self._actors: list[Any] = []  # that end with the feed
         self._load: dict[Any, int] = {each.run: 0 for each in stage.compute.given}  # their calls
