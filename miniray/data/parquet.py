@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from miniray.data.blocks import from_file, no_rows
+from miniray.data.blocks import Pickled, Ragged, from_file, no_rows
 from miniray.data.expressions import Expr, comparisons
 from miniray.data.files import FileKind, FilesDatasource, Piece, is_local, together
 from miniray.data.sources import CutWish, between
@@ -206,7 +206,7 @@ class ParquetDatasource(FilesDatasource):
     def _finished(self, table: Any, path: str) -> Any:
         """Return rows of a file with the columns that come out, null where the file has none.
 
-        Their types are those of all files together, but of tensors those of the file.
+        Their types are those of all files together, but of ragged tensors those of the file.
         """
         table = self.beside(table, path)
         if not table.schema.equals(self.known):
@@ -219,14 +219,15 @@ class ParquetDatasource(FilesDatasource):
 
 
 def _with_column(table: Any, field: Any) -> Any:
-    """Return a table with a column of this type, null if it has none. Tensors stay as they are."""
+    """Return a table with a column of this type, null if it has none; ragged tensors stay."""
     place = table.schema.get_field_index(field.name)
     if place < 0:
         return table.append_column(field, pa.nulls(table.num_rows, field.type))
-    values = table.column(place)
-    if values.type == field.type or isinstance(field.type, pa.BaseExtensionType):
+    values, kind = table.column(place), field.type
+    if values.type == kind or isinstance(kind, Ragged | Pickled):
         return table
-    return table.set_column(place, field.name, values.cast(field.type))
+    stored = values.cast(getattr(kind, "storage_type", kind))
+    return table.set_column(place, field.name, stored.cast(kind))
 
 
 def _decoded(group: Any, names: Collection[str]) -> int:

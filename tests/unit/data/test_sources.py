@@ -767,3 +767,16 @@ def test_files_whose_tensors_differ_in_shape_are_read_together(tmp_path: Path) -
         pq.write_table(table, tmp_path / f"{number}.parquet")
     rows = data.read_parquet(str(tmp_path)).take_all()
     assert [row["x"].shape for row in rows] == [(1,), (1,), (2,), (2,)]
+
+
+def test_files_whose_tensors_differ_in_the_type_of_their_numbers_are_read_as_one_type(
+    tmp_path: Path,
+) -> None:
+    tables = [{"x": np.ones((2, 3), "uint8")}, {"x": np.ones((2, 3), "float32")}, {"x": [None]}]
+    for number, table in enumerate(tables):
+        pq.write_table(batch_to_table(table), tmp_path / f"{number}.parquet")
+    dataset = data.read_parquet(str(tmp_path))
+    (unit,) = dataset._plan.source.units(CutWish(2**20))
+    read = list(unit.read())
+    assert [table.num_rows for table in read] == [2, 2, 1]
+    assert {table.schema.types[0] for table in read} == set(dataset.schema().types)
