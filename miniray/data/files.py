@@ -10,6 +10,7 @@ import json
 import operator
 import os
 import urllib.parse
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -349,7 +350,7 @@ class FilesDatasource(Datasource):
 
 def _codec(path: str) -> str | None:
     """Return the compression that a file's name tells."""
-    return _PACKED.get(f".{path.rpartition('.')[2].lower()}")
+    return _PACKED.get(PurePosixPath(path).suffix.lower())
 
 
 def _unpacked(data: bytes, path: str) -> bytes:
