@@ -46,6 +46,8 @@ class AggregateFn:
 
     #: Functions of Arrow: for rows, and for their results. Empty: ``partials`` and ``results``.
     parts: ClassVar[tuple[tuple[str, str], ...]] = ()
+    #: Tests of a type: values become floats before they are aggregated if it passes one.
+    floats: ClassVar[tuple[Callable[[Any], bool], ...]] = ()
     #: The column that is read; None: any may be.
     on: str | None = None
     name: str
@@ -355,6 +357,7 @@ class Mean(_OfColumn):
 
     word = "mean"
     parts = (("sum", "sum"), ("count", "sum"))
+    floats = (pa.types.is_null, pa.types.is_integer)  # whose sum may be too large
 
     def of_parts(self, *parts: Any) -> Any:
         return pc.divide(*(part.cast(pa.float64()) for part in parts))
@@ -365,6 +368,7 @@ class Std(_OfColumn):
 
     word = "std"
     parts = (("count", "list"), ("mean", "list"), ("variance", "list"))
+    floats = (*Mean.floats, pa.types.is_decimal)  # whose mean is rounded as they are
 
     def __init__(
         self,
@@ -443,17 +447,15 @@ class Partial(TableStep):
                 columns = key_table(table, self.keys, self.name)
             for place, agg in enumerate(self.aggs):
                 values = columns.column(0) if agg.on is None else table.column(agg.on)
-                kind = values.type
-                plain = pa.types.is_null(kind) or pa.types.is_integer(kind)
-                if isinstance(agg, Std):  # a mean of decimals is rounded as they are
-                    plain = plain or pa.types.is_decimal(kind)
-                if plain and isinstance(agg, Mean | Std):  # a sum of integers may be too large
+                if any(is_kind(values.type) for is_kind in agg.floats):
                     values = values.cast(pa.float64(), safe=False)
                 columns = columns.append_column(_column(place), values)
             try:
                 found = grouped_by(columns, self.keys, _calls(self.aggs, 0))
                 return self._called(found, table) if ROWS in found.column_names else found
             except pa.ArrowNotImplementedError:
+                if not all(isinstance(agg, _OfColumn) for agg in self.aggs):
+                    raise  # code of the user may have
                 typed = [f"{name} ({shown_type(table.field(name).type)})" for name in used]
                 raise DataError(
                     f"{self.name} can't be computed of {', '.join(typed)}, as in {where.label}."

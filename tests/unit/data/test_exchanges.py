@@ -576,6 +576,16 @@ def test_an_aggregation_that_a_column_has_no_values_for_names_it_its_type_and_wh
         made(names.groupby("k").sum("name"))
 
 
+def test_an_aggregation_of_a_user_tells_what_arrow_does_not_compute_in_it_and_where() -> None:
+    def total(_: Any, block: Any) -> Any:
+        return pa.compute.sum(block.column("name")).as_py()
+
+    sums = AggregateFn(lambda _: 0, max, "sums", accumulate_block=total)
+    told = r"Function 'sum' has no kernel[^\n]*\n[^\n]*, in total\n"
+    with pytest.raises(data.DataError, match=told):
+        data.from_items([{"k": 1, "name": "a"}]).aggregate(sums)
+
+
 def test_arguments_that_make_no_sense_are_refused() -> None:
     dataset = table([1])
     for call, message in (
