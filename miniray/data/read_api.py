@@ -175,6 +175,7 @@ def _read(
     if shuffle not in (None, "files"):
         raise ValueError(f"{caller}(shuffle={shuffle!r}) must be 'files' or None.")
     ends = kind.extensions if file_extensions is ... else file_extensions
+    ends = [ends] if isinstance(ends, str) else ends
     ends = ends and tuple(f".{each.lstrip('.').lower()}" for each in ends)
     fs, files = find_files(paths, filesystem, ends, kind.called, some=ignore_missing_paths)
     if shuffle:

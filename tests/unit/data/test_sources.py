@@ -233,7 +233,9 @@ def test_names_of_files_in_folders_may_end_otherwise(tmp_path: Path) -> None:
         data.read_csv(str(tmp_path))
     assert values(data.read_csv(str(tmp_path), file_extensions=None), "n") == [1]
     (tmp_path / "b.TXT").write_text("n\n2\n")
-    assert values(data.read_csv(str(tmp_path), file_extensions=["txt"]), "n") == [2]
+    for extensions in (["txt"], "txt", ".TXT"):
+        found = data.read_csv(str(tmp_path), file_extensions=extensions)
+        assert values(found, "n") == [2]
 
 
 def test_paths_may_be_missing_where_others_are_not(tmp_path: Path) -> None:
