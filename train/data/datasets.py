@@ -16,7 +16,7 @@ from miniray.data.exchange import Numbered, together
 from miniray.data.executor import execute, pools_hold, table_of, unfitting
 from miniray.data.files import FileRows, bunched
 from miniray.data.plan import Exchange, Read, Stage, chain, has_user_code, optimised, stacked
-from miniray.data.sources import CutWish, ReadUnit
+from miniray.data.sources import CutWish, ReadUnit, UnitsDatasource
 from miniray.data.stages import MODULES
 from miniray.data.transforms import DataError, FilterExpr, MapBatches, MapRows
 from miniray.data.work import StageWork
@@ -90,8 +90,11 @@ class DatasetSource(UnitsSource):
         left_out = plan is not dataset._plan
         if left_out:
             dataset = Dataset(plan)
-        self._read, self._stages = read, _ = _countable(optimised(dataset._plan), dataset)
-        parts = _UNITS if has_user_code(self._plan) else 1
+        read, stages = _countable(optimised(dataset._plan), dataset)
+        parts = _UNITS if has_user_code(stacked(read, stages)) else 1
+        # Ranks read units, and need no footers of all files, or tables, beside these.
+        self._read = Read(UnitsDatasource((), name=read.source.name))
+        self._stages = tuple(dataclasses.replace(stage, inputs=()) for stage in stages)
         found = [unit for unit in _units_of(read, parts) if unit.rows]
         units = [part for unit in found for part in _held_at_once(unit)]
         super().__init__(_mixed(units) if shuffled else units)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 import random
 
 import pytest
@@ -368,6 +370,16 @@ def test_the_pool_of_a_filter_that_has_run_is_not_started_again_for_steps_withou
     source = adapt("train", filtered.rename_columns({"id": "number"}))
     assert source.pools == []
     assert source.stays
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_ranks_get_no_footers_of_files(mapped, tmp_path):
+    wide = pa.table({f"column {n}": range(2000) for n in range(30)})
+    pa.parquet.write_table(wide, tmp_path / "a.parquet", row_group_size=10)
+    data = miniray.data.read_parquet(str(tmp_path))
+    source = adapt("train", data.map(copy.copy) if mapped else data, shuffled=True)
+    footer = pa.parquet.read_metadata(tmp_path / "a.parquet").serialized_size
+    assert len(pickle.dumps(source)) < footer / 2
 
 
 def test_row_groups_that_are_units_are_not_cut_to_be_mixed(tmp_path, monkeypatch):
