@@ -21,6 +21,8 @@ _ALLOWED = (
     "pandas.DataFrame, a Hugging Face dataset, or a function that returns one"
 )
 
+#: Bytes of small row groups that are read together.
+_TOGETHER = 4 * 2**20
 #: A table that keeps this many times its size alive, as a slice of a larger one does, is copied.
 _SLICE_FACTOR = 1.5
 
@@ -142,7 +144,10 @@ def _refusal(dataset: Any) -> str | None:
 
 
 def _from_paths(paths: Sequence[str | os.PathLike[str]]) -> Source:
-    """Return the row groups of Parquet files, which must all have the same columns."""
+    """Return the row groups of Parquet files, which must all have the same columns.
+
+    Small ones are read together: each read parses the footer of its file.
+    """
     from miniray.data.files import find_files
     from miniray.data.parquet import PARQUET, ParquetDatasource
     from miniray.data.sources import CutWish
@@ -162,7 +167,7 @@ def _from_paths(paths: Sequence[str | os.PathLike[str]]) -> Source:
                 f"The Parquet files have different columns: {first} has {_columns(known)}, and "
                 f"{path} has {_columns(schema)}."
             )
-    return UnitsSource(files.units(CutWish(1)))  # each row group by itself
+    return UnitsSource(files.units(CutWish(_TOGETHER)))
 
 
 def _columns(schema: Any) -> str:

@@ -52,8 +52,9 @@ class Stream:
 
 
 @pytest.fixture
-def parquet(tmp_path):
-    """Files with row groups of 7 rows, 50 rows in all."""
+def parquet(tmp_path, monkeypatch):
+    """Files with row groups of 7 rows, 50 rows in all, each read by itself as large ones are."""
+    monkeypatch.setattr("miniray.train.data.adapt._TOGETHER", 1)
 
     def write(rows=50, files=2, group=7):
         folder = tmp_path / "parquet"
@@ -301,6 +302,16 @@ def test_a_row_group_is_read_once_in_an_epoch_and_not_kept(parquet, monkeypatch)
     # Of 7 groups, the one in the middle is read by both ranks.
     assert len(read) == 8
     assert len(set(read)) == 7
+
+
+def test_small_row_groups_are_read_together(tmp_path):
+    pyarrow.parquet.write_table(table_of(100), tmp_path / "small.parquet", row_group_size=10)
+    source = adapt("train", tmp_path / "small.parquet")
+    assert list(source.block_sizes) == [100]
+    iterator = DataIterator("train", source)
+    rows = [row for batch in iterator.iter_batches(batch_size=7) for row in batch["id"].tolist()]
+    assert sorted(rows) == list(range(100))
+    assert rows != sorted(rows)
 
 
 def test_formats_of_tables():
