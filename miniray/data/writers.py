@@ -106,12 +106,17 @@ class Writer(Transform):
         numbers = itertools.count()
         for table in filter(len, gathered(tables, self.size)):
             with told(self.name, where):
-                for folder, part in self._partitioned(table):
-                    for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
-                        place = f"{self.first + where.index:06d}-{next(numbers):06d}{self.token}"
-                        path = f"{folder}/{place}.{self.kind}"
-                        self._store(path, self._file(rows, where), where)
-            yield no_columns(len(table))
+                self._write(table, numbers, where)
+            rows = len(table)
+            del table  # before the next one is made
+            yield no_columns(rows)
+
+    def _write(self, table: Any, numbers: Iterator[int], where: Where) -> None:
+        for folder, part in self._partitioned(table):
+            for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
+                place = f"{self.first + where.index:06d}-{next(numbers):06d}{self.token}"
+                path = f"{folder}/{place}.{self.kind}"
+                self._store(path, self._file(rows, where), where)
 
     def _partitioned(self, table: Any) -> Iterator[tuple[str, Any]]:
         if not self.partition_cols:
@@ -221,12 +226,12 @@ def write(
     first = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
     name = f"Write{kind.capitalize()}"
     below = dataset._plan
-    if max_rows_per_file is not None:
-        rows = check_whole(caller, "max_rows_per_file", max_rows_per_file, 1)
-        below = Regroup((below,), rows, strict=True)
-    elif min_rows_per_file is not None:
-        rows = check_whole(caller, "min_rows_per_file", min_rows_per_file, 1)
-        below = Regroup((below,), rows)
+    bounds = {"min_rows_per_file": min_rows_per_file, "max_rows_per_file": max_rows_per_file}
+    given = [check_whole(caller, n, rows, 1) for n, rows in bounds.items() if rows is not None]
+    if given != sorted(given):
+        raise ValueError(f"{caller}(): min_rows_per_file is above max_rows_per_file: {given}.")
+    if given:
+        below = Regroup((below,), given[-1], strict=max_rows_per_file is not None)
     folder, size = folder.rstrip("/"), DataContext.get_current().target_max_block_size
 
     def made() -> Mapping[str, Any]:

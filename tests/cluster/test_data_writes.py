@@ -99,6 +99,8 @@ def test_rows_per_file_and_folders_of_partitions(tmp_path: Path) -> None:
     dataset = data.range(100).map(lambda row: {"id": row["id"], "key": row["id"] % 2})
     dataset.write_parquet(str(tmp_path / "few"), min_rows_per_file=50, concurrency=2)
     assert len(list((tmp_path / "few").iterdir())) <= 2
+    with pytest.raises(ValueError, match="min_rows_per_file is above max_rows_per_file"):
+        dataset.write_parquet(str(tmp_path / "none"), min_rows_per_file=31, max_rows_per_file=30)
     dataset.write_parquet(str(tmp_path / "many"), max_rows_per_file=30, try_create_dir=True)
     rows = [pq.read_metadata(path).num_rows for path in (tmp_path / "many").iterdir()]
     assert sorted(rows) == [10, 30, 30, 30]
