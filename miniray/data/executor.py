@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -251,8 +252,10 @@ def execute(
     if local is None:
         local = not has_user_code(root) and below is None and _is_small(root, context)
     resources = {} if local else cluster_resources()
+    stats = stats or ExecutionStats(root.name)
     if not local:
         _check_pools(root, resources, share)
+        stats.held = pools_hold(root, share)
     setting = Setting(
         context,
         local=local,
@@ -261,7 +264,7 @@ def execute(
         share=share,
         resources=resources,
         spare=resources.get("CPU", 0) - 1 - pools_hold(root, share)["CPU"],
-        stats=stats or ExecutionStats(root.name),
+        stats=stats,
     )
     if context.print_on_execution_start:
         print(explained(root))  # noqa: T201 -- requested
@@ -276,8 +279,10 @@ def execute(
         for stage in found[1] or (Stage((root,), ()),):
             feed = _run(stage, feed, setting)
     # Calls begin with the first look for a block, which does not wait for one.
-    progress = RowProgress(setting.stats, shown=context.enable_progress_bars)
-    return _drained(feed, None if local else _next(feed), setting.stats, progress)
+    progress = RowProgress(stats, shown=context.enable_progress_bars)
+    units = _drained(feed, None if local else _next(feed), stats, progress)
+    next(units)
+    return units
 
 
 def _drained(
@@ -285,11 +290,16 @@ def _drained(
     first: ReadUnit | list[Any] | None,
     stats: ExecutionStats,
     progress: RowProgress,
-) -> Iterator[ReadUnit]:
-    """Yield the units of a feed, of which ``first`` was read before; wait where it has none."""
+) -> Iterator[Any]:
+    """Yield the units of a feed, of which ``first`` was read before; wait where it has none.
+
+    It yields None before, so that it has begun: then it ends what runs if nobody reads on.
+    """
     RUNNING.add(stats)
-    stats.asking = True
+    stats.thread = threading.get_ident()
     try:
+        yield None
+        stats.asking, stats.thread = True, threading.get_ident()
         item = first or _next(feed)
         del first  # else its block would stay in memory
         while item:  # an empty list: a feed was given less than it needs
@@ -355,8 +365,23 @@ def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) ->
 
 
 def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> None:
-    """Raise DataError if the pools of a plan do not fit beside each other, and a CPU for tasks."""
+    """Raise DataError if the pools of a plan do not fit beside each other, and a CPU for tasks.
+
+    Nor may they wait for those of executions that this thread has begun to read: nobody else ends
+    these.
+    """
     left = {**resources, "CPU": resources.get("CPU", 0) - 1}
+    begun: collections.Counter[str] = collections.Counter()
+    for each in list(RUNNING):
+        if each.thread == threading.get_ident():
+            begun.update(each.held)  # type: ignore[arg-type]
+    for name, amount in pools_hold(root, share).items():
+        if begun[name] and round(begun[name] + amount - left.get(name, 0), 4) > 0:
+            raise DataError(
+                f"The pools of {root.name} hold {amount:g} {name}, and those of datasets that are "
+                f"not read to their end {begun[name]:g}, of {resources.get(name, 0):g} that there "
+                f"are: they would wait for ever. Read one after another, or materialize() one."
+            )
     for name, amount in unfitting(root, left, share).items():
         needed = ", of which the tasks that read the data need one" if name == "CPU" else ""
         raise DataError(

@@ -12,7 +12,7 @@ from miniray.common.names import format_bytes
 from miniray.logs.screen import ERASE_BELOW, SCREEN, draw, is_terminal, stream, terminal_size, write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: Stages of this process that are reported, at most.
 _MOST = 200
@@ -91,6 +91,8 @@ class ExecutionStats:
 
     Attributes:
         name: Of the dataset: what its last stage does.
+        held: Resources that its pools hold.
+        thread: The thread that reads it, by ``threading.get_ident``.
         asking: Whether the consumer waits for a block.
         waited: Seconds that the consumer has waited for blocks.
         started: When it began, by ``time.perf_counter``.
@@ -98,6 +100,8 @@ class ExecutionStats:
     """
 
     name: str = ""
+    held: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    thread: int = 0
     stages: list[StageStats] = dataclasses.field(default_factory=list)
     asking: bool = False
     waited: float = 0.0

@@ -184,6 +184,23 @@ def test_pools_that_leave_no_cpu_together_are_refused() -> None:
     assert dataset.union(dataset).count() == 20  # one after another
 
 
+def test_pools_of_two_datasets_that_one_loop_reads_are_refused_if_both_would_wait() -> None:
+    class Same:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return batch
+
+    dataset = miniray.data.range(40).map_batches(Same, batch_size=10, concurrency=1, num_cpus=1)
+    told = "hold 1 CPU, and those of datasets that are not read to their end 1, of 2"
+    with pytest.raises(miniray.data.DataError, match=told):
+        list(zip(dataset.iter_rows(), dataset.iter_rows(), strict=True))
+    outer = iter(dataset.iter_rows())
+    next(outer)
+    with pytest.raises(miniray.data.DataError, match=told):
+        dataset.count()
+    assert len(list(outer)) == 39
+    assert dataset.count() == 40
+
+
 def test_a_limit_stops_the_tasks() -> None:
     @miniray.remote(num_cpus=0)
     class Counter:
