@@ -263,26 +263,33 @@ def execute(
         whole=below is None,
         share=share,
         resources=resources,
-        spare=resources.get("CPU", 0) - 1 - pools_hold(root, share)["CPU"],
+        spare=resources.get("CPU", 0) - 1 - stats.held.get("CPU", 0),
         stats=stats,
     )
     if context.print_on_execution_start:
         print(explained(root))  # noqa: T201 -- requested
-    if below is None:
-        made = isinstance(root, Read) and root.source.made
-        wish = CutWish(context.target_max_block_size)
-        feed = _feed(root if local or made else _blocks(root), setting, wish)
-    else:
-        feed = below
-        found = chain(root)
-        assert found is not None
-        for stage in found[1] or (Stage((root,), ()),):
-            feed = _run(stage, feed, setting)
+    feed = _whole(root, setting) if below is None else _above(root, setting, below)
     # Calls begin with the first look for a block, which does not wait for one.
     progress = RowProgress(stats, shown=context.enable_progress_bars)
     units = _drained(feed, None if local else _next(feed), stats, progress)
     next(units)
     return units
+
+
+def _whole(root: PlanNode, setting: Setting) -> Feed:
+    """Return the feed of a plan."""
+    made = isinstance(root, Read) and root.source.made
+    wish = CutWish(setting.context.target_max_block_size)
+    return _feed(root if setting.local or made else _blocks(root), setting, wish)
+
+
+def _above(root: PlanNode, setting: Setting, feed: Feed) -> Feed:
+    """Return the feed of the stages of a plan, with another feed in place of its source."""
+    found = chain(root)
+    assert found is not None
+    for stage in found[1] or (Stage((root,), ()),):
+        feed = _run(stage, feed, setting)
+    return feed
 
 
 def _drained(
@@ -374,11 +381,11 @@ def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> 
     begun: collections.Counter[str] = collections.Counter()
     for each in list(RUNNING):
         if each.thread == threading.get_ident():
-            begun.update(each.held)  # type: ignore[arg-type]
-    for name, amount in pools_hold(root, share).items():
-        if begun[name] and round(begun[name] + amount - left.get(name, 0), 4) > 0:
+            begun.update(each.held)
+    for name, own in pools_hold(root, share).items():
+        if begun[name] and round(begun[name] + own - left.get(name, 0), 4) > 0:
             raise DataError(
-                f"The pools of {root.name} hold {amount:g} {name}, and those of datasets that are "
+                f"The pools of {root.name} hold {own:g} {name}, and those of datasets that are "
                 f"not read to their end {begun[name]:g}, of {resources.get(name, 0):g} that there "
                 f"are: they would wait for ever. Read one after another, or materialize() one."
             )
