@@ -89,5 +89,7 @@ def test_a_profile_of_a_run_has_a_branch_for_each_rank(
     found = complete(lambda: profile(connection, "cpu", run, 1.0))
     assert {each["name"] for each in found["tree"]["children"]} == {"rank 0", "rank 1"}
     found = complete(lambda: profile(connection, "cpu", run, 1.0, rank=0))
-    [child] = found["tree"]["children"]
-    assert "loop" in child["name"]
+    names = [child["name"] for child in found["tree"]["children"]]
+    # A sample may meet another thread of the process.
+    assert any("loop" in name for name in names)
+    assert not {"rank 0", "rank 1"} & set(names)
