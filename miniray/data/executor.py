@@ -36,9 +36,9 @@ from miniray.data.plan import (
     Union,
     chain,
     check_lengths,
-    count_of,
     explained,
     has_user_code,
+    is_numbered,
     optimised,
     schema_of,
     walk,
@@ -86,7 +86,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
         return _exchange_feed(node, setting)
     (below,) = node.inputs
     if isinstance(node, Limit):
-        below = _blocks(below) if count_of(below) is None else below
+        below = below if is_numbered(below) else _blocks(below)
         return limit_feed(_feed(below, setting, wish), node.rows)
     if isinstance(node, Regroup):
         feed = _feed(_blocks(below), setting, wish)
@@ -117,8 +117,8 @@ def _run(stage: Stage, below: Feed, setting: Setting, target: int | None = None)
 
 def _blocks(node: PlanNode) -> PlanNode:
     """Return a node whose units have row counts: a stage on top where they have to be read."""
-    below = node.inputs[0] if isinstance(node, Limit) and count_of(node) is not None else node
-    known = isinstance(below, Read) and below.source.made and count_of(below) is not None
+    below = node.inputs[0] if isinstance(node, Limit) and is_numbered(node) else node
+    known = isinstance(below, Read) and below.source.made and is_numbered(below)
     if isinstance(below, Read | Exchange) and not known:
         return Stage((node,), ())
     if isinstance(node, Union | Limit):

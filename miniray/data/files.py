@@ -11,7 +11,7 @@ import operator
 import os
 import urllib.parse
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -256,8 +256,6 @@ class FilesDatasource(Datasource):
     folders: Sequence[str]
     found: Sequence[tuple[str, int]]
     name: str
-    #: Whether pieces have row counts.
-    counted: ClassVar[bool] = False
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: parts of large files, small files together."""

@@ -7,24 +7,26 @@ import contextlib
 import dataclasses
 import decimal
 import itertools
+import operator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from miniray.data.blocks import Pickled, Ragged, from_file, no_rows
 from miniray.data.expressions import Expr, comparisons
-from miniray.data.files import FileKind, FilesDatasource, Piece, is_local, together
+from miniray.data.files import FileKind, FilesDatasource, Piece, bunched, is_local, together
 from miniray.data.sources import CutWish, between
 from miniray.data.transforms import DataError, Where, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from miniray.data.sources import ReadUnit
 
-#: Files whose footers are read at once.
-_READERS = 16
+#: Files whose footers are read at once, and in a row before units are made of them.
+_READERS, _AHEAD = 16, 64
 #: About how many bytes, and numbers or texts, are decoded at once: column by column, so more are
 #: faster. Arrow holds ten times the bytes of small integers meanwhile.
 _BYTES, _VALUES = 20 * 2**20, 4 * 2**20
@@ -50,7 +52,10 @@ PARQUET = FileKind("ReadParquet", "Parquet", None, (".parquet", ".pq"))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParquetDatasource(FilesDatasource):
-    """Parquet files. Their footers are read when units are made, except for the first one's.
+    """Parquet files. Footers are read when units are made, a few files ahead of these.
+
+    Those of some files, or of all if rows are left out by expressions or all were read before, say
+    what columns there are, and how much is read. Other files may add columns from there on.
 
     Attributes:
         columns: Their names; None: all.
@@ -65,21 +70,25 @@ class ParquetDatasource(FilesDatasource):
     footers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def schema(self) -> Any:
-        """Return the schema, of the first footers and the folders' names."""
-        schema = self._schema_of(self.found[:_READERS])
+        """Return the schema, of the footers of some files and the folders' names."""
+        schema = self._finished_schema(together("Parquet", self.schemas(self._some_files())))
         names = schema.names if self.columns is None else self.columns
         return pa.schema([schema.field(name) for name in names])
 
-    def _schema_of(self, files: Sequence[tuple[str, int]]) -> Any:
-        """Return what files have together, with the columns of paths, of which some have none."""
-        schema = from_file(no_rows(together("Parquet", self.schemas(files)))).schema
-        further = [(name, pa.string()) for name in self.folders if name not in schema.names]
-        return pa.schema([*schema, *further], schema.metadata)
+    def _some_files(self) -> Sequence[tuple[str, int]]:
+        """Return some files, from the first to the last: columns come and go in time."""
+        count = len(self.found)
+        return [self.found[n] for n in np.linspace(0, count - 1, min(count, _READERS), dtype=int)]
 
     def schemas(self, files: Sequence[tuple[str, int]]) -> list[tuple[str, Any]]:
         """Return the paths and schemas of files, as their footers say."""
-        footers = zip(files, self._footers(files), strict=True)
-        return [(path, footer.schema.to_arrow_schema()) for (path, _), footer in footers]
+        return [(path, each.schema.to_arrow_schema()) for path, each in self._footers(files)]
+
+    def _finished_schema(self, schema: Any) -> Any:
+        """Return the schema of rows of files with this one; columns of paths are text, or null."""
+        schema = from_file(no_rows(schema)).schema
+        further = [(name, pa.string()) for name in self.folders if name not in schema.names]
+        return pa.schema([*schema, *further], schema.metadata)
 
     @property
     def counted(self) -> bool:  # type: ignore[override]
@@ -89,7 +98,7 @@ class ParquetDatasource(FilesDatasource):
         """Return the number of rows from the footers; None if rows are left out."""
         if not self.counted:
             return None
-        return int(sum(footer.num_rows for footer in self._footers(self.found)))
+        return int(sum(footer.num_rows for _, footer in self._footers(self.found)))
 
     def selected(self, columns: Sequence[str]) -> ParquetDatasource:
         """Return a source of these columns; those that it lacks are an error."""
@@ -111,24 +120,40 @@ class ParquetDatasource(FilesDatasource):
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: some rows of a row group, or several small row groups together."""
-        paths = [path for path, _ in self.found]
-        found = list(zip(paths, self._footers(self.found), strict=True))
-        known = self._schema_of(self.found)
-        columns = tuple(known.names) if self.columns is None else self.columns
-        source = dataclasses.replace(self, columns=columns, known=known, footers={})
-        groups = [
-            (Piece(path, 0, group.num_rows, number), group.num_rows, _decoded(group, source.used))
-            for path, footer in found
-            for number, group in enumerate(map(footer.row_group, range(footer.num_row_groups)))
-            if group.num_rows and (self.counted or self._may_match(group))
-        ]
-        rows, total = sum(rows for _, rows, _ in groups), sum(size for _, _, size in groups)
-        together = wish.rows_each(rows, total) if rows else 1
+        known = all(path in self.footers for path, _ in self.found)
+        some = self.found if known or self.exprs else self._some_files()
+        seen = together("Parquet", self.schemas(some))
+        groups = list(self._groups(some, seen)) or list(self._groups(some := self.found, seen))
+        share = len(self.found) / len(some)
+        rows = int(share * sum(rows for _, (_, rows, _) in groups))
+        total = int(share * sum(size for _, (_, _, size) in groups))
+        each = wish.rows_each(rows, total) if rows else 1
         # The end of a row group is decoded with its beginning: groups are cut for functions only,
         # and large ones so that each CPU has a part: parts are four for each.
-        parts = max(1, wish.parts // 4) if total > _LARGE * len(groups) else wish.parts
-        step = max(together, CutWish(1, parts, wish.least).rows_each(rows, 0))
-        yield from source.cut(groups, together, together, step)
+        parts = max(1, wish.parts // 4) if total > _LARGE * share * len(groups) else wish.parts
+        step = max(each, CutWish(1, parts, wish.least).rows_each(rows, 0))
+        whole = groups if share == 1 else self._groups(self.found, seen)
+        for source, own in itertools.groupby(whole, operator.itemgetter(0)):
+            yield from source.cut((group for _, group in own), min(each, wish.most), each, step)
+
+    def _groups(
+        self, files: Sequence[tuple[str, int]], seen: Any
+    ) -> Iterator[tuple[ParquetDatasource, tuple[Piece, int, int]]]:
+        """Yield the row groups of files, as ``cut`` takes them, each with the source that reads it.
+
+        ``seen`` is the schema of some files; with further columns of others, a new source begins.
+        """
+        first, source = self.found[0][0], None
+        for path, footer in self._footers(files):
+            schema = together("Parquet", [(first, seen), (path, footer.schema.to_arrow_schema())])
+            if source is None or not schema.equals(seen):
+                seen, known = schema, self._finished_schema(schema)
+                columns = known.names if self.columns is None else self.columns
+                source = dataclasses.replace(self, columns=columns, known=known, footers={})
+            for number, group in enumerate(map(footer.row_group, range(footer.num_row_groups))):
+                if group.num_rows and (self.counted or self._may_match(group)):
+                    piece = Piece(path, 0, group.num_rows, number)
+                    yield source, (piece, group.num_rows, _decoded(group, source.used))
 
     def of_parts(self, path: str, size: int) -> ParquetDatasource:
         return self
@@ -147,17 +172,18 @@ class ParquetDatasource(FilesDatasource):
                         return False
         return True
 
-    def _footers(self, files: Sequence[tuple[str, int]]) -> list[Any]:
-        """Return the footers of files; those that were not read before are read at once."""
+    def _footers(self, files: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Any]]:
+        """Yield paths and footers of files; those not read before are read some at once."""
 
         def read(path: str) -> None:
             with self.open(path) as file:
                 self.footers[path] = file.metadata
 
-        missing = [path for path, _ in files if path not in self.footers]
         with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-            list((pool.map if len(missing) > 1 else map)(read, missing))
-        return [self.footers[path] for path, _ in files]
+            for some in bunched(files, lambda _: 1, _AHEAD):
+                missing = [path for path, _ in some if path not in self.footers]
+                list((pool.map if len(missing) > 1 else map)(read, missing))
+                yield from ((path, self.footers[path]) for path, _ in some)
 
     # --- reading --------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class Read(PlanNode):
         return self.source.name
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
+        if self.head is not None:
+            wish = dataclasses.replace(wish, most=self.head)
         units = self.source.units(wish)
         if self.shuffle is not None:
             found = list(units)
@@ -210,7 +212,7 @@ def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
 
 def counted(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
     """Return what ``chain`` does if rows are known by number; None if they are not."""
-    return None if count_of(node) is None else chain(node)
+    return chain(node) if is_numbered(node) else None
 
 
 def stacked(node: PlanNode, stages: Sequence[Stage]) -> PlanNode:
@@ -220,15 +222,24 @@ def stacked(node: PlanNode, stages: Sequence[Stage]) -> PlanNode:
     return node
 
 
+def is_numbered(node: PlanNode) -> bool:
+    """Return whether rows are known by number: without looking into files."""
+    if isinstance(node, Read):
+        return node.source.counted
+    if isinstance(node, Stage) and not node.keeps_count:
+        return False
+    if isinstance(node, Exchange) and not node.how.keeps_count:
+        return False
+    return all(map(is_numbered, node.inputs))
+
+
 def count_of(node: PlanNode) -> int | None:
     """Return the number of rows if it is known without executing the plan."""
+    if not is_numbered(node):
+        return None
     if isinstance(node, Read):
         return node.source.count()
-    if isinstance(node, Stage) and not node.keeps_count:
-        return None
-    counts = [count_of(each) for each in node.inputs]
-    if (isinstance(node, Exchange) and not node.how.keeps_count) or None in counts:
-        return None
+    counts = list(map(count_of, node.inputs))
     if isinstance(node, Exchange):
         return check_lengths(counts)
     total = sum(filter(None, counts))

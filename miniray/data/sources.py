@@ -172,11 +172,13 @@ class CutWish:
         target: Bytes of a unit.
         parts: At least this many units, while each has ``least`` rows.
         least: Rows that are wanted together.
+        most: Rows that are wanted in all, at most.
     """
 
     target: int
     parts: int = 1
     least: int = 1
+    most: int = ENDLESS
 
     def rows_each(self, rows: int, size: int) -> int:
         """Return how many rows each unit of a source has."""
@@ -195,6 +197,8 @@ class Datasource(abc.ABC):
     made: bool = False
     #: Whether reading calls code of the user.
     user: bool = False
+    #: Whether units tell how many rows they have.
+    counted: bool = False
     #: The files that are read, and their sizes.
     found: Sequence[tuple[str, int]]
 
@@ -207,7 +211,7 @@ class Datasource(abc.ABC):
         return None
 
     def count(self) -> int | None:
-        """Return the number of rows if it is known without reading them, else None."""
+        """Return the number of rows if units are counted, else None."""
         return None
 
     def selected(self, columns: Sequence[str]) -> Datasource | None:
@@ -318,9 +322,12 @@ class UnitsDatasource(Datasource):
     def schema(self) -> Any:
         return self.known
 
+    @property
+    def counted(self) -> bool:  # type: ignore[override]
+        return all(unit.rows is not None for unit in self.parts)
+
     def count(self) -> int | None:
-        rows = [unit.rows for unit in self.parts]
-        return None if None in rows else sum(filter(None, rows))
+        return sum(unit.rows or 0 for unit in self.parts) if self.counted else None
 
 
 def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:

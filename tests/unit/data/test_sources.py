@@ -32,6 +32,7 @@ from miniray.data.files import resolve  # noqa: E402
 from miniray.data.parquet import ParquetDatasource  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
 from miniray.data.sources import CutWish, Items  # noqa: E402
+from miniray.data.tables import concat  # noqa: E402
 from miniray.data.transforms import DataError  # noqa: E402
 from miniray.exceptions import ObjectLostError  # noqa: E402
 
@@ -139,23 +140,67 @@ def test_tasks_read_for_what_holds_an_accelerator(folder: str, capsys: Any) -> N
     assert "ReadParquet->MapBatches(Model)  [pool" in capsys.readouterr().out
 
 
-def test_columns_are_known_from_the_first_files_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(20):
-        pq.write_table(pa.table({"a": [number]}), tmp_path / f"{number:02}.parquet")
-    opened: list[str] = []
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of Parquet files in the order in which they were opened."""
+    found: list[str] = []
     open_ = ParquetDatasource.open
 
     def noted(self: Any, path: str) -> Any:
-        opened.append(path)
+        found.append(Path(path).stem)
         return open_(self, path)
 
     monkeypatch.setattr(ParquetDatasource, "open", noted)
+    return found
+
+
+def numbered_files(folder: Path, count: int, **further: list[int]) -> list[str]:
+    """Write files of a row each, those with these numbers with a further column; their names."""
+    for number in range(count):
+        columns = ["a", *(name for name, those in further.items() if number in those)]
+        pq.write_table(
+            pa.table({name: [number] for name in columns}), folder / f"{number:03}.parquet"
+        )
+    return [f"{number:03}" for number in range(count)]
+
+
+def test_columns_are_known_from_some_files_of_which_the_last_is_one(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    names = numbered_files(tmp_path, 31, late=[30])
     dataset = data.read_parquet(str(tmp_path))
-    assert dataset.limit(2).sort("a").columns() == ["a"]
-    assert dataset.filter(expr="a > 0").limit(2).sort("a").columns() == ["a"]
-    assert sorted(opened) == [str(tmp_path / f"{number:02}.parquet") for number in range(16)]
+    assert dataset.limit(2).sort("a").columns() == ["a", "late"]
+    assert dataset.filter(expr="a > 0").limit(2).sort("a").columns() == ["a", "late"]
+    assert sorted(opened) == names[::2]
+
+
+def test_a_reader_that_wants_few_rows_opens_few_of_many_files(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    numbered_files(tmp_path, 300)
+    dataset = data.read_parquet(str(tmp_path))
+    assert values(dataset.limit(3), "a") == [0, 1, 2]
+    assert len(set(opened)) < 100
+
+
+def test_a_unit_is_there_before_all_footers_of_files_are_read(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    names = numbered_files(tmp_path, 300)
+    units = data.read_parquet(str(tmp_path))._plan.units(CutWish(target=1))
+    assert [table_of(next(units)).to_pylist() for _ in range(2)] == [[{"a": 0}], [{"a": 1}]]
+    assert len(set(opened)) < 100
+    assert [table_of(unit)["a"][0].as_py() for unit in units] == list(range(2, 300))
+    assert set(opened) == set(names)
+
+
+def test_rows_have_a_column_that_only_files_between_have(tmp_path: Path) -> None:
+    numbered_files(tmp_path, 100, between=[50])
+    tables = list(map(table_of, execute(data.read_parquet(str(tmp_path))._plan, local=True)))
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert [row["a"] for row in rows] == list(range(100))
+    assert [row.get("between") for row in rows] == [None] * 50 + [50] + [None] * 49
+    assert concat(tables).column_names == ["a", "between"]
 
 
 def test_columns_are_those_of_later_files_too(tmp_path: Path) -> None:
