@@ -51,9 +51,9 @@ _ADVICE = {
 NULL = "__HIVE_DEFAULT_PARTITION__"
 #: Compressions by the ends of files' names.
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".br": "brotli", ".lz4": "lz4", ".zst": "zstd"}
-#: Bytes of a file in which the end of its first line is looked for.
+#: Bytes of a file in which the end of its first line, and types of its columns, are looked for.
 _FIRST = 2**20
-#: Bytes of a CSV file that is looked through for the types of its columns before it is cut.
+#: Bytes of a CSV file that is looked through as a whole for these types.
 _TYPED = 4 * 2**20
 
 
@@ -154,14 +154,16 @@ def _csv(
     convert_options: Any = None,
 ) -> Any:
     """Read CSV that begins with a header."""
-    tabbed = piece.path.lower().endswith(_packed(".tsv"))
-    tabs = pyarrow.csv.ParseOptions(delimiter="\t") if tabbed else None
-    return pyarrow.csv.read_csv(
-        pa.BufferReader(data),
-        read_options or pyarrow.csv.ReadOptions(use_threads=False),
-        parse_options or tabs,
-        convert_options,
-    )
+    read_options = read_options or pyarrow.csv.ReadOptions(use_threads=False)
+    if parse_options is None and piece.path.lower().endswith(_packed(".tsv")):
+        parse_options = pyarrow.csv.ParseOptions(delimiter="\t")
+    options = (read_options, parse_options)
+    try:
+        return pyarrow.csv.read_csv(pa.BufferReader(data), *options, convert_options)
+    except pa.ArrowInvalid:
+        if piece.whole:
+            raise
+        return pyarrow.csv.read_csv(pa.BufferReader(data), *options)  # of other types than before
 
 
 def _has_names(head: bytes) -> bool:
@@ -294,16 +296,18 @@ class FilesDatasource(Datasource):
     def of_parts(self, path: str, size: int) -> FilesDatasource | None:
         """Return what reads parts of a file, each from a line on; None if that can't be.
 
-        Parts of a small CSV file are read with the types of the whole.
+        Parts of a CSV file are read with the types that its beginning tells, if they have such.
         """
         if self.kind.lines is None or self.options or _codec(path):
             return None
-        if not self.kind.lines(self.filesystem.head(path, _FIRST)):
+        head = self.filesystem.head(path, _FIRST)
+        if not self.kind.lines(head):
             return None
-        if self.kind != CSV or size > _TYPED:
+        if self.kind != CSV:
             return self
+        data = head[: head.rfind(b"\n") + 1] if size > _TYPED else self.filesystem.cat_file(path)
         try:
-            fields = _csv(self.filesystem.cat_file(path), Piece(path)).schema
+            fields = _csv(data, Piece(path)).schema
         except pa.ArrowException:  # a task says what is wrong
             return self
         types = {field.name: field.type for field in fields if not pa.types.is_null(field.type)}

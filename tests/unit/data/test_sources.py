@@ -389,6 +389,25 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
         data.read_images(str(tmp_path)).take()
 
 
+@pytest.mark.parametrize(("first", "later"), [("1.5", "2"), ("1", "2.5"), ("1", "x")])
+def test_parts_of_a_large_csv_file_have_the_types_of_its_beginning_if_these_hold_their_values(
+    tmp_path: Path, first: str, later: str
+) -> None:
+    lines = [f"{number:0100},{first if number < 30_000 else later}" for number in range(60_000)]
+    (tmp_path / "x.csv").write_text("\n".join(["a,b", *lines, ""]))
+    units = data.read_csv(str(tmp_path))._plan.units(CutWish(2**20))
+    tables = list(map(table_of, units))
+    assert len(tables) > 3
+    kinds = [table.schema.field("b").type for table in tables]
+    kept = first == "1.5"  # which holds the others
+    assert (kinds == [pa.float64()] * len(tables)) is kept
+    numbers = [number for table in tables for number in table["a"].to_pylist()]
+    assert numbers == list(range(60_000))
+    found = [text for table in tables for text in map(str, table["b"].to_pylist())]
+    assert found[0] == (first if kept else "1")
+    assert found[-1] == ("2.0" if kept else later)
+
+
 def test_csv_json_text_numpy_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,x\n2,y\n")
     assert data.read_csv(str(tmp_path / "x.csv")).take() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
