@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -372,3 +373,21 @@ def test_a_dataset_without_a_length_is_read_by_one_task() -> None:
     dataset = data.from_torch(Numbers())
     assert dataset.take_all() == [{"item": 1, "n": None}, {"item": None, "n": 2}]
     assert data.from_huggingface(Numbers()).count() == 2
+
+
+@pytest.mark.slow  # loading the library takes seconds in each process
+def test_what_hugging_face_has_to_decode_is_read_by_tasks() -> None:
+    datasets = pytest.importorskip("datasets")
+    image = pytest.importorskip("PIL.Image")
+    table = datasets.Dataset.from_dict({"n": [0, 1, 2]})
+    assert data.from_huggingface(table.to_iterable_dataset()).take_all() == list(table)
+
+    def pixels(row: Any) -> Any:
+        return {"pixels": np.asarray(row["image"]), "by": os.getpid()}
+
+    arrays = [np.full((4, 5, 3), number, np.uint8) for number in range(8)]
+    features = datasets.Features({"image": datasets.Image()})
+    images = datasets.Dataset.from_dict({"image": list(map(image.fromarray, arrays))}, features)
+    found = data.from_huggingface(images).map(pixels).take_all()
+    assert all(map(np.array_equal, [row["pixels"] for row in found], arrays))
+    assert os.getpid() not in {row["by"] for row in found}

@@ -779,6 +779,16 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         dataset.random_sample(0.5, seed="x")
 
 
+def test_a_dataset_of_hugging_face_has_the_rows_of_its_tables() -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"n": [0, 1, 2], "text": ["a", "b", None]})
+    assert data.from_huggingface(table).schema().names == ["n", "text"]
+    rows = [{"n": 2, "text": None}, {"n": 0, "text": "a"}]
+    assert data.from_huggingface(table.select([2, 0])).take_all() == rows
+    with pytest.raises(TypeError, match="takes one dataset; the dictionary has 'train'"):
+        data.from_huggingface(datasets.DatasetDict({"train": table}))
+
+
 def test_features_of_hugging_face_are_looked_through_for_what_must_be_decoded() -> None:
     from miniray.data.read_api import must_be_decoded
 
