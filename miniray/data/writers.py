@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from miniray.data.transforms import Where
 
+#: Files that are removed at once.
+_REMOVERS = 16
 _MODES = ("append", "create", "overwrite", "ignore", "error")
 IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
 
@@ -241,5 +244,6 @@ def write(
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Stage((below,), (writer,)), ordered=False):
         pass
-    if mode == "overwrite" and there:
-        fs.rm(there)
+    if mode == "overwrite":
+        with concurrent.futures.ThreadPoolExecutor(_REMOVERS) as pool:
+            list(pool.map(fs.rm_file, there))  # those of pyarrow take one at a time

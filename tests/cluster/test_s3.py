@@ -1,4 +1,4 @@
-"""Runs whose storage is S3: a real server of its own, reached through s3fs and through pyarrow."""
+"""Runs and files in S3: a real server of its own, reached through s3fs and through pyarrow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray import train
+from miniray import data, train
 from miniray.train import (
     Checkpoint,
     CheckpointConfig,
@@ -167,3 +167,32 @@ def test_a_run_trains_fails_and_goes_on_with_its_checkpoints_in_s3(tmp_path: Pat
     assert again.metrics == {"epoch": 3}
     assert list(again.metrics_dataframe["epoch"]) == [0, 1, 2, 3]
     assert again.path == "runs/trained/run"
+
+
+@pytest.mark.parametrize("client", ["s3fs", "pyarrow"])
+@pytest.mark.usefixtures("cluster_with_s3")
+def test_datasets_are_written_to_s3_and_read_by_tasks(client: str) -> None:
+    where = {"filesystem": pyarrow_filesystem()} if client == "pyarrow" else {}
+    folder = f"{'' if where else 's3://'}runs/data-{client}"
+    rows = data.range(100).map_batches(lambda batch: {**batch, "part": batch["id"] % 2})
+    rows.write_parquet(f"{folder}/rows", partition_cols=["part"], max_rows_per_file=10, **where)
+    found = data.read_parquet(f"{folder}/rows", **where)
+    assert found.schema().names == ["id", "part"]
+    assert found.count() == 100
+    assert {row["part"]: row["id"] % 2 for row in found.take_all()} == {"0": 0, "1": 1}
+    assert len(found.take(2)) == 2
+    assert found.filter(expr="id < 10").map_batches(lambda batch: batch).sum("id") == sum(range(10))
+    with pytest.raises(
+        data.DataError, match=r"failed on row 0 of .*runs/data-.*part=0/.*\.parquet"
+    ):
+        found.map(lambda row: row["none"]).take()
+    rows.write_csv(f"{folder}/lines", **where)
+    lines = data.read_csv(f"{folder}/lines/*.csv", include_paths=True, **where)
+    assert {row["path"].partition("/lines/")[0] for row in lines.take_all()} == {
+        f"runs/data-{client}"
+    }
+    rows.limit(5).write_csv(f"{folder}/lines", mode="overwrite", **where)
+    assert data.read_text(f"{folder}/lines", **where).take(1) == [{"text": '"id","part"'}]
+    assert data.read_csv(f"{folder}/lines", **where).count() == 5
+    with pytest.raises(FileNotFoundError, match=r"no Parquet file at .*/none"):
+        data.read_parquet(f"{folder}/none", **where)
