@@ -13,7 +13,7 @@ from miniray.data.collate_fn import batch_maker
 from miniray.data.tables import batched, concat, rebatched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 def check_whole(caller: str, name: str, value: Any, least: int) -> int:
@@ -21,12 +21,6 @@ def check_whole(caller: str, name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{caller}({name}={value!r}) must be a whole number, {least} or more.")
     return int(value)
-
-
-def no_attribute(owner: Any, name: str) -> AttributeError:
-    """Return the error for a name that a dataset, or what reads one, does not have."""
-    told = f"{type(owner).__name__!r} object has no attribute {name!r}"
-    return AttributeError(instead_of(name, ABSENT) or told, name=name, obj=owner)
 
 
 class Batches:
@@ -43,7 +37,7 @@ class Batches:
 
 
 _ARRAYS = "iter_batches() gives NumPy arrays, which JAX and TensorFlow take"
-#: Methods of Ray's datasets and their readers that are not here, and what to do instead.
+#: Methods of Ray's datasets that are not here, and what to do instead.
 ABSENT = {
     "iter_jax_batches": _ARRAYS,
     "iter_tf_batches": _ARRAYS,
@@ -59,15 +53,13 @@ ABSENT = {
 
 
 class Reading:
-    """The methods that read rows, of a dataset and of readers of a part of one.
-
-    Each reads from the beginning.
-    """
+    """The methods of a dataset that read rows, each from the beginning."""
 
     if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
 
         def __getattr__(self, name):
-            raise no_attribute(self, name)
+            told = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(instead_of(name, ABSENT) or told, name=name, obj=self)
 
     def _tables(self) -> Iterator[Any]:
         """Return the blocks; their tasks begin now."""
@@ -149,12 +141,7 @@ class Reading:
         return Batches(tensors)
 
     def _batches(
-        self,
-        caller: str,
-        batch_format: str | None,
-        numbers: tuple[int, int | None, int | None, int | None],
-        *,
-        drop_last: bool,
+        self, caller: str, kind: str | None, numbers: Sequence[int | None], *, drop_last: bool
     ) -> Callable[[], Iterator[Any]]:
         """Return what begins to read batches."""
         prefetch, *others = numbers
@@ -170,41 +157,9 @@ class Reading:
             if buffer is not None:
                 found = mixed(found, max(buffer, size or 1), seed)
             cut = batched(found, size, drop_last=drop_last)
-            return (rows.batch(batch_format) for rows in cut)
+            return (rows.batch(kind) for rows in cut)
 
         return batches
-
-
-class StreamIterator(Reading):
-    """Reads a dataset, or a part of one, from its beginning, as often as wanted.
-
-    What Ray calls a DataIterator: ``Dataset.iterator()`` and ``Dataset.streaming_split()`` give
-    them, and they can be passed to tasks and actors.
-
-    Args:
-        dataset: What is read.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def _tables(self) -> Iterator[Any]:
-        return self._dataset._tables()  # type: ignore[no-any-return]
-
-    def materialize(self) -> Any:
-        """Execute once, and keep the blocks in the object store."""
-        return self._dataset.materialize()
-
-    def schema(self) -> Any:
-        """Return the columns and their types."""
-        return self._dataset.schema()
-
-    def stats(self) -> str:
-        """Return what the newest execution has done."""
-        return str(self._dataset.stats())
-
-    def __repr__(self) -> str:
-        return f"StreamIterator({self._dataset!r})"
 
 
 def mixed(tables: Iterable[Any], window: int, seed: int | None) -> Iterator[Any]:

@@ -89,10 +89,8 @@ def batch_to_table(batch: Any) -> Any:
     if isinstance(batch, pa.RecordBatch):
         return pa.Table.from_batches([batch])
     if not hasattr(batch, "keys") or getattr(batch, "ndim", 2) < 2:  # a Series has keys, too
-        raise TypeError(
-            f"a batch is a dictionary of arrays, a pandas.DataFrame or a pyarrow.Table, "
-            f"not {type(batch).__name__}"
-        )
+        kind = type(batch).__name__
+        raise TypeError(f"a batch is a dictionary of arrays, a DataFrame or a table, not {kind}")
     names = [str(name) for name in batch]
     if len(set(names)) < len(names):
         raise ValueError(f"a batch has two columns of the same name: {', '.join(names)}")
@@ -116,7 +114,8 @@ class Arrays(NamedTuple):
     #: Name, type and shape of each.
     kinds: list[Any]
     num_rows: int
-    batch: dict[str, Any]
+    nbytes: int
+    arrays: dict[str, Any]
 
     @classmethod
     def of(cls, batch: Any) -> Arrays | None:
@@ -125,11 +124,11 @@ class Arrays(NamedTuple):
             return None
         kinds = [(name, each.dtype, each.shape[1:]) for name, each in batch.items()]
         lengths = {len(each) if each.ndim else -1 for each in batch.values()}
-        plain = all(type(n) is str and kind in _NUMBERS and 0 not in s for n, kind, s in kinds)
-        large = sum(each.nbytes for each in batch.values()) >= SMALL
-        if large or not plain or len(lengths) > 1 or -1 in lengths:
+        size = sum(each.nbytes for each in batch.values())
+        plain = all(kind in _NUMBERS for _, kind, _ in kinds)
+        if size >= SMALL or not plain or len(lengths) > 1 or -1 in lengths:
             return None
-        return cls(kinds, lengths.pop(), batch)
+        return cls(kinds, lengths.pop(), size, batch)
 
 
 def column(values: Any) -> Any:
@@ -274,11 +273,9 @@ def table_to_batch(table: Any, batch_format: str | None) -> Any:
 
 def check_format(caller: str, batch_format: Any) -> None:
     """Raise ValueError if there is no such format."""
-    if batch_format is not None and batch_format not in BATCH_FORMATS:
-        raise ValueError(
-            f"{caller}(batch_format={batch_format!r}) is not known. "
-            f"Use one of {', '.join(BATCH_FORMATS)}, or None for pyarrow."
-        )
+    if batch_format not in (None, *BATCH_FORMATS):
+        known = ", ".join(BATCH_FORMATS)
+        raise ValueError(f"{caller}(batch_format={batch_format!r}) must be one of {known} or None.")
 
 
 def _to_pandas(table: Any) -> Any:
@@ -289,8 +286,7 @@ def _to_pandas(table: Any) -> Any:
     except (TypeError, NotImplementedError, pa.ArrowInvalid):  # a column changed its type since
         frame = plain.to_pandas(ignore_metadata=True)
     for name in special:
-        place = table.column_names.index(name)
-        frame.insert(place, name, values_of(table.column(name)), allow_duplicates=True)
+        frame.insert(table.column_names.index(name), name, values_of(table.column(name)))
     return frame
 
 
@@ -318,13 +314,8 @@ def to_numpy(values: Any) -> Any:
         if len(lengths) == 1 and None not in lengths:
             inner = to_numpy(values.flatten())
             return inner.reshape(len(values), *lengths, *inner.shape[1:])
-    if len(values) and not values.null_count and _is_number(kind):
-        # By its method to_numpy(), Arrow would import pandas.
-        dtype = np.dtype(kind.to_pandas_dtype())
-        _, data = values.buffers()
-        array = np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
-        array.setflags(write=False)
-        return array
+    if not values.null_count and _is_number(kind):
+        return np.from_dlpack(values)  # read-only; for its method to_numpy(), Arrow imports pandas
     return values.to_numpy(zero_copy_only=False)
 
 
@@ -333,15 +324,8 @@ def _is_number(kind: Any) -> bool:
 
 
 def is_plain(values: Any) -> bool:
-    """Return whether all values of a column are numbers of one shape.
-
-    The array of some of its rows is then a part of its array. With nulls or lists it may have
-    another type or shape.
-    """
-    kind = values.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return not any(c.null_count or c.storage.flatten().null_count for c in values.chunks)
-    return not values.null_count and (_is_number(kind) or bool(pa.types.is_boolean(kind)))
+    """Return whether a column has numbers only: the array of some rows is a part of its array."""
+    return not values.null_count and (_is_number(values.type) or values.type == pa.bool_())
 
 
 def values_of(values: Any) -> list[Any]:
@@ -369,11 +353,8 @@ def values_of(values: Any) -> list[Any]:
 def table_to_rows(table: Any) -> Iterator[dict[str, Any]]:
     """Yield rows as dictionaries; a cell of a tensor is an array, maybe a read-only view."""
     names = table.column_names
-    if not names:
-        yield from ({} for _ in range(table.num_rows))
-        return
-    columns = [values_of(table.column(name)) for name in names]
-    for cells in zip(*columns, strict=True):
+    columns = map(values_of, table.columns)
+    for cells in zip(*columns, strict=True) if names else [()] * table.num_rows:
         yield dict(zip(names, cells, strict=True))
 
 

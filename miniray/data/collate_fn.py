@@ -47,9 +47,7 @@ def batch_maker(
     from torch.utils.data._utils import pin_memory as pinned
 
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if collate_fn is None and device == "cpu":
-        device = None  # where they are made
+        device = "cuda" if torch.cuda.is_available() else None
 
     def batch_of(rows: Any) -> Any:
         batch = collate_torch(rows, dtypes) if collate_fn is None else collate_fn(rows)
@@ -80,9 +78,8 @@ def collate_torch(columns: Mapping[str, Any], dtypes: Any) -> dict[str, Any]:
             array = np.full(len(array), np.nan, np.float32)  # noqa: PLW2901 -- all are missing
         if array.dtype.kind in "OUSMm":
             raise TypeError(
-                f"The column {name!r} has no numbers of one shape (dtype {array.dtype}), so it "
-                f"can't be a tensor. Leave it out of the data, or pass "
-                f"iter_torch_batches(collate_fn=...), which gets the columns as arrays."
+                f"The column {name!r} has no numbers of one shape (dtype {array.dtype}). Drop "
+                f"it, or pass iter_torch_batches(collate_fn=...), which gets columns as arrays."
             )
         # Arrays over shared memory are read-only, which tensors cannot be.
         writable = array.flags.writeable and array.flags.c_contiguous

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from miniray.api import is_initialized
-from miniray.data.batches import Reading, StreamIterator, check_whole
+from miniray.data.batches import Reading, check_whole
 from miniray.data.blocks import check_format, shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
 from miniray.data.plan import Exchange, Limit, Read, count_of, explained, optimised, schema_of, walk
@@ -142,9 +142,7 @@ class Consumption(Reading):
             plan = self._plan
             while isinstance(plan, Exchange) and plan.how.keeps_count and len(plan.inputs) == 1:
                 (plan,) = plan.inputs  # its rows are those of its input
-            for table in self._tables(Limit((plan,), 1)):
-                if table.num_columns:
-                    break
+            any(table.num_columns for table in self._tables(Limit((plan,), 1)))  # keeps the first
         return None if self._schema is None else DataSchema(self._schema)
 
     def columns(self, fetch_if_missing: bool = True) -> list[str] | None:
@@ -156,9 +154,7 @@ class Consumption(Reading):
         """Return the number of blocks; NotImplementedError if the dataset is not materialized."""
         blocks = self._blocks()
         if blocks is None:
-            raise NotImplementedError(
-                "num_blocks() is known of materialized datasets only: call materialize() first."
-            )
+            raise NotImplementedError("num_blocks() is known after materialize().")
         return len(blocks)
 
     def size_bytes(self) -> int:
@@ -173,12 +169,12 @@ class Consumption(Reading):
 
     def input_files(self) -> list[str]:
         """Return the files that are read."""
-        reads = [node.source for node in walk(self._plan) if isinstance(node, Read)]
-        return list(dict.fromkeys(path for source in reads for path, _ in source.found))
+        reads = [node for node in walk(self._plan) if isinstance(node, Read)]
+        return list(dict.fromkeys(path for read in reads for path, _ in read.source.found))
 
-    def iterator(self) -> StreamIterator:
-        """Return what reads this dataset, and can be passed on."""
-        return StreamIterator(self)
+    def iterator(self) -> Consumption:
+        """Return what reads this dataset, and can be passed on: the dataset itself."""
+        return self
 
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame of pandas.
@@ -216,26 +212,23 @@ class Consumption(Reading):
 
     def explain(self) -> None:
         """Print the plan, and which of its steps run together."""
-        print("-------- Logical Plan --------")  # noqa: T201 -- what it is for
-        print(explained(self._plan, stages=False))  # noqa: T201
-        print("-------- Stages --------")  # noqa: T201
-        print(explained(optimised(self._plan)))  # noqa: T201
+        steps, stages = explained(self._plan, stages=False), explained(optimised(self._plan))
+        text = f"-------- Logical Plan --------\n{steps}\n-------- Stages --------\n{stages}"
+        print(text)  # noqa: T201 -- what it is for
 
     def __repr__(self) -> str:
-        source = self._plan.source if isinstance(self._plan, Read) else None
-        if self._schema is None and source is not None and not source.found:
-            self._schema = source.schema()
+        files = self.input_files()  # into which it does not look
+        if self._schema is None and not files and isinstance(self._plan, Read):
+            self._schema = self._plan.source.schema()
         blocks = self._blocks()
         shown: list[dict[str, Any]] = []
         for unit in blocks or ():
             if len(shown) < _SHOWN and (unit.table is not None or is_initialized()):
                 with contextlib.suppress(MinirayError):  # a block may be lost
                     shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
-        files = any(isinstance(each, Read) and each.source.found for each in walk(self._plan))
         known = None
-        if blocks is not None or not files:  # looks into no file
-            with contextlib.suppress(ValueError):  # what is wrong is said when it is executed
-                known = count_of(self._plan)
+        with contextlib.suppress(ValueError):  # what is wrong is said when it is executed
+            known = None if files else count_of(self._plan)
         rows = "?" if known is None else known
         fields = list(self._schema or ())
         lines = [f"shape: ({rows}, {'?' if self._schema is None else len(fields)})"]
@@ -243,12 +236,8 @@ class Consumption(Reading):
             names = [field.name for field in fields]
             head = [names, ["---"] * len(names), [shown_type(field.type) for field in fields]]
             lines += _box(head, [[str(row.get(name)) for name in names] for row in shown])
-        last = (
-            "Dataset isn't materialized"
-            if blocks is None
-            else f"Showing {len(shown)} of {rows} rows"
-        )
-        return "\n".join([*lines, f"({last})"])
+        showing = f"(Showing {len(shown)} of {rows} rows)"
+        return "\n".join([*lines, "(Dataset isn't materialized)" if blocks is None else showing])
 
 
 def _box(head: list[list[str]], rows: list[list[str]]) -> list[str]:
@@ -264,17 +253,11 @@ def _box(head: list[list[str]], rows: list[list[str]]) -> list[str]:
 
 def _whole(tables: Iterator[Any]) -> Any:
     """Return tables as one; warn if it is large."""
-    kept = []
-    size = 0
-    for table in tables:
-        kept.append(table)
-        size += table.nbytes
-        if size > _MUCH >= size - table.nbytes:
-            warnings.warn(
-                f"More than {_MUCH >> 30} GiB of the dataset are in the memory of this process; "
-                f"iter_batches() needs a batch at a time.",
-                stacklevel=3,
-            )
+    kept = list(tables)
+    size = sum(table.nbytes for table in kept)
+    if size > _MUCH:
+        told = f"{size >> 30} GiB are in this process; iter_batches() needs a batch at a time."
+        warnings.warn(told, stacklevel=3)
     return concat([table for table in kept if table.num_rows] or kept[:1])
 
 

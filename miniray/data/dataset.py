@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.data.batches import StreamIterator, check_whole
+from miniray.data.batches import check_whole
 from miniray.data.blocks import check_format, column
 from miniray.data.consumption import stored
 from miniray.data.context import TASKS, Compute, DataContext, called_with
@@ -349,8 +349,8 @@ class Dataset(Rearranging):
 
     def streaming_split(
         self, n: int, *, equal: bool = False, locality_hints: Any = None
-    ) -> list[StreamIterator]:
-        """Return n iterators over parts of this dataset, to be passed to as many readers.
+    ) -> list[Any]:
+        """Return n parts of this dataset, to be passed to as many readers.
 
         Each reads its own part: no reader waits for another one, and no row is left out.
 
@@ -362,10 +362,9 @@ class Dataset(Rearranging):
         """
         n = check_whole("streaming_split", "n", n, 1)
         if equal or counted(optimised(self._plan)) or not chain(optimised(self._plan)):
-            return [StreamIterator(part) for part in self.split(n)]
+            return self.split(n)
         # Rows are not known: every n-th unit.
-        parts = self._parts(lambda units: [units[number::n] for number in range(n)], 4 * n)
-        return [StreamIterator(part) for part in parts]
+        return self._parts(lambda units: [units[number::n] for number in range(n)], 4 * n)
 
     def _counted(self) -> Dataset:
         """Return a dataset of these rows that has ranges: this one, or its blocks."""

@@ -168,7 +168,7 @@ def together(
     units = [unit for side in sides for unit in side]
     rows = [unit.rows for unit in sides[0]]
     known = None not in rows and (how is None or how.keeps_count)
-    # Several units may need the same value, such as a dataset of items, which is loaded only once.
+    # Several units may need the same block, which is loaded only once.
     refs = {id(ref): ref for unit in units for ref in unit.refs}
     places = {each: number for number, each in enumerate(refs)}
     bare = tuple(
@@ -191,10 +191,6 @@ class Partition(Content):
     sides: tuple[tuple[tuple[ReadUnit, tuple[int, ...]], ...], ...]
     how: How | None
     place: tuple[int, int]
-
-    @property
-    def user(self) -> bool:  # type: ignore[override]
-        return any(unit.content.user for side in self.sides for unit, _ in side)
 
     @property
     def label(self) -> str:

@@ -138,18 +138,11 @@ class Expr:
     if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
 
         def __getattr__(self, name):
-            raise AttributeError(
-                f"Expressions have no {name!r}: compute it in a function given to add_column() or "
-                f"map_batches(), as with pyarrow.compute.",
-                name=name,
-                obj=self,
-            )
+            told = f"Expressions have no {name!r}: compute it in a function given to add_column()."
+            raise AttributeError(told, name=name, obj=self)
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            "An expression has no value before it is computed. Combine expressions with & and |, "
-            "and negate one with ~."
-        )
+        raise TypeError("Combine expressions with & and |, and negate one with ~.")
 
     def __repr__(self) -> str:
         if not self.operands:

@@ -61,10 +61,9 @@ class Setting:
         """
         demand = {**compute.demand, "CPU": compute.options.get("num_cpus") or 1}
         limits = self.context.execution_options.resource_limits
+        allowed: dict[str, Any] = {"CPU": limits.cpu, "GPU": limits.gpu}
         may = [
-            limit / demand[name]
-            for name, limit in (("CPU", limits.cpu), ("GPU", limits.gpu))
-            if limit is not None and name in demand
+            allowed[name] / each for name, each in demand.items() if allowed.get(name) is not None
         ]
         most = max(1, min([*may, compute.most or math.inf]))
         can = [self.resources.get(name, 0) / amount for name, amount in demand.items()]
@@ -162,7 +161,7 @@ def inline_feed(below: Feed, work: StageWork) -> Feed:
             where = where_of(unit, calls)
             calls += 1
             # Without code of the user, the program's random numbers stay as they are.
-            if user or unit.content.user:
+            if user:
                 seed(where)
             tables = work.tables(where, unit, unit.values())
             for made, table in enumerate(tables):

@@ -140,9 +140,7 @@ class Stage(PlanNode):
 
     @property
     def user(self) -> bool:
-        return any(step.user for step in self.steps) or any(
-            isinstance(each, Read) and each.source.user for each in self.inputs
-        )
+        return any(step.user for step in self.steps)
 
 
 def optimised(node: PlanNode) -> PlanNode:
@@ -151,8 +149,6 @@ def optimised(node: PlanNode) -> PlanNode:
     if inputs != node.inputs:
         node = dataclasses.replace(node, inputs=inputs)
     match node:
-        case Limit(inputs=(Limit() as below,)):
-            return optimised(Limit(below.inputs, min(below.rows, node.rows)))
         case Limit(inputs=(Stage(keeps_count=True) as below,)):
             return dataclasses.replace(below, inputs=(optimised(Limit(below.inputs, node.rows)),))
         case Limit(inputs=(Read() as read,)):
@@ -195,10 +191,7 @@ def walk(node: PlanNode) -> Iterator[PlanNode]:
 
 def has_user_code(node: PlanNode) -> bool:
     """Return whether functions of the user are called."""
-    return any(
-        each.source.user if isinstance(each, Read) else isinstance(each, Stage) and each.user
-        for each in walk(node)
-    )
+    return any(isinstance(each, Stage) and each.user for each in walk(node))
 
 
 def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
@@ -253,10 +246,8 @@ def check_lengths(counts: Sequence[int | None]) -> int | None:
         ValueError: Not all have as many.
     """
     if len(set(counts)) > 1:
-        raise ValueError(
-            f"zip() needs datasets of the same length; these have "
-            f"{', '.join(map(str, counts))} rows."
-        )
+        rows = ", ".join(map(str, counts))
+        raise ValueError(f"zip() needs datasets of the same length; these have {rows} rows.")
     return counts[0]
 
 
@@ -264,14 +255,14 @@ def schema_of(node: PlanNode) -> Any:
     """Return the schema if it is known without executing the plan, else None."""
     if isinstance(node, Read):
         return node.source.schema()
+    schemas = list(map(schema_of, node.inputs))
+    if None in schemas:
+        return None
     if isinstance(node, Exchange):
-        schemas = [schema_of(each) for each in node.inputs]
-        return None if None in schemas else node.how.schema(schemas)
-    schema = schema_of(node.inputs[0])
-    if isinstance(node, Union):
-        schemas = [schema, *map(schema_of, node.inputs[1:])]
-        with contextlib.suppress(ValueError):  # only a reader of all rows needs one for all
-            schema = None if None in schemas else concat(list(map(no_rows, schemas))).schema
+        return node.how.schema(schemas)
+    schema = schemas[0]
+    with contextlib.suppress(ValueError):  # only a reader of all rows needs one for all
+        schema = concat(list(map(no_rows, schemas))).schema
     for step in node.steps if isinstance(node, Stage) else ():
         schema = None if schema is None else step.schema(schema)
     return schema

@@ -30,7 +30,6 @@ from miniray.data.plan import Read
 from miniray.data.rearranged import drawn
 from miniray.data.sources import (
     BlockRows,
-    Items,
     Numbers,
     ReadUnit,
     UnitsDatasource,
@@ -38,9 +37,13 @@ from miniray.data.sources import (
     items_to_table,
 )
 from miniray.data.tables import concat
+from miniray.data.transforms import MapBatches, Udf
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+#: Items of a dataset that become a table together.
+_ITEMS = 16
 
 
 def _of_units(units: Sequence[ReadUnit], name: str, schema: Any = None) -> Dataset:
@@ -78,8 +81,7 @@ def from_arrow(tables: Any, **options: Any) -> Dataset:
     checked_options("from_arrow", options, ())
     given = tables if isinstance(tables, list | tuple) else [tables]
     found = [batch_to_table(table) for table in given]
-    starts = itertools.accumulate(map(len, found), initial=0)
-    units = list(map(BlockRows.unit, found, starts))
+    units = list(map(BlockRows.unit, found))
     schema = concat([table.slice(0, 0) for table in found]).schema
     return _of_units(units, "FromArrow", schema)
 
@@ -126,12 +128,19 @@ def from_torch(dataset: Any, *, local_read: bool = False) -> Dataset:
     With ``__len__`` and ``__getitem__`` it is read by several tasks, otherwise by one;
     ``local_read`` is accepted as in Ray.
     """
-    from miniray.api import put
+    from miniray.api import get, put
 
     if not hasattr(dataset, "__len__"):
         return from_items([None]).flat_map(lambda _: map(item_row, dataset))
-    unit = ReadUnit(Items(), len(dataset), refs=(put(dataset),))
-    return _of_units([unit], "FromTorch")
+    items = put(dataset)
+
+    def read(batch: Any) -> Iterator[Any]:
+        found, numbers = get(items), iter(batch["id"].tolist())
+        while some := list(itertools.islice(numbers, _ITEMS)):
+            yield items_to_table([found[number] for number in some])
+
+    step = MapBatches("FromTorch", Udf(read), changes_count=False)
+    return range(len(dataset))._apply(step)
 
 
 def from_huggingface(dataset: Any, **options: Any) -> Dataset:

@@ -43,7 +43,6 @@ class MapGroups(MapBatches):
     """Calls a function for each group of a partition, whose rows are sorted by key."""
 
     keys: tuple[str, ...] = ()
-    called = ", a group,"
 
     def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
         for table in tables:

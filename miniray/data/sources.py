@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from miniray.data.expressions import Expr
 
 T = TypeVar("T")
-#: Rows of one table that items or numbers are made into, at most, and bytes of items.
-_TOGETHER, _BYTES = 65_536, 4 * 2**20
+#: Numbers in a table, at most.
+_TOGETHER = 65_536
 #: The end of rows whose number is not known.
 ENDLESS = 2**62
 
@@ -36,11 +36,6 @@ class Place(NamedTuple):
 
 class Content(abc.ABC):
     """A file, a block or other content that units are parts of. Its rows are read by number."""
-
-    #: True if the rows are in memory: no task has to read them.
-    made: ClassVar[bool] = False
-    #: Whether reading calls code of the user.
-    user: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -114,10 +109,9 @@ class ReadUnit:
         part = dataclasses.replace(self, start=first, whole=False, key=None, place=None)
         if self.rows is None:
             return dataclasses.replace(part, most=rows)
-        if self.table is not None and isinstance(self.content, BlockRows):  # it goes with a task
-            table = self.table.slice(first - self.content.first, rows)
-            content = dataclasses.replace(self.content, first=first)
-            part = dataclasses.replace(part, content=content, refs=(table,))
+        if self.table is not None:  # it goes with a task
+            label = f"rows {start} to {start + rows - 1} of {self.label}"
+            return BlockRows.unit(self.table.slice(start, rows), label)
         return dataclasses.replace(part, rows=rows, size=self.size * rows // max(self.rows, 1))
 
     @property
@@ -195,8 +189,6 @@ class Datasource(abc.ABC):
     name: str = "Read"
     #: Whether all rows are in memory, so that no task has to read them.
     made: bool = False
-    #: Whether reading calls code of the user.
-    user: bool = False
     #: Whether units tell how many rows they have.
     counted: bool = False
     #: The files that are read, and their sizes.
@@ -238,31 +230,12 @@ class Numbers(Content):
         return f"range(0, {self.count})"
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        ones: Any = np.ones(self.shape or (), dtype=np.int64)
+        name, shape = ("id", ()) if self.shape is None else ("data", self.shape)
+        ones: Any = np.ones(shape, dtype=np.int64)
         step = max(1, _TOGETHER // max(1, ones.size))
         for low in range(start, stop, step) or (start,):  # of no rows too there are columns
             numbers: Any = np.arange(low, min(low + step, stop))
-            if self.shape is None:
-                yield pa.table({"id": numbers})
-            else:
-                yield pa.table({"data": column(np.multiply.outer(numbers, ones))})
-
-
-class Items(Content):
-    """The items of a dataset in the object store, by number."""
-
-    label = "the items"
-    user = True
-
-    def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        (dataset,) = values
-        step = 16
-        while start < stop:
-            numbers = range(start, min(start + step, stop))
-            table = items_to_table([dataset[number] for number in numbers])
-            start += len(numbers)
-            step = min(_TOGETHER, max(1, _BYTES * len(numbers) // max(table.nbytes, 1)))
-            yield table
+            yield batch_to_table({name: np.multiply.outer(numbers, ones)})
 
 
 def items_to_table(items: Iterable[Any]) -> Any:
@@ -277,25 +250,22 @@ def item_row(item: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class BlockRows(Content):
-    """Rows of a table, in the object store or in this process, numbered from ``first``."""
+    """Rows of a table, in the object store or in this process."""
 
-    label: str = "a block"
-    first: int = 0
-    made = True
+    label: str = "a table"
 
     @classmethod
-    def unit(cls, table: Any, first: int = 0, key: int | None = None) -> ReadUnit:
+    def unit(cls, table: Any, label: str = "a table", key: int | None = None) -> ReadUnit:
         """Return all rows of a table of this process, which travels with a task."""
-        content, rows = cls("a table", first), table.num_rows
-        return ReadUnit(content, rows, table.nbytes, (table,), start=first, key=key)
+        return ReadUnit(cls(label), table.num_rows, table.nbytes, (table,), key=key)
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        yield batch_to_table(values[0]).slice(start - self.first, stop - start)
+        yield batch_to_table(values[0]).slice(start, stop - start)
 
 
 @dataclasses.dataclass(frozen=True)
 class UnitsDatasource(Datasource):
-    """Units that are there already: numbers, items, tables, blocks, or parts of another source."""
+    """Units that are there already: numbers, tables, blocks, or parts of another source."""
 
     parts: Sequence[ReadUnit]
     known: Any = None
@@ -313,11 +283,7 @@ class UnitsDatasource(Datasource):
 
     @property
     def made(self) -> bool:  # type: ignore[override]
-        return all(unit.content.made for unit in self.parts)
-
-    @property
-    def user(self) -> bool:  # type: ignore[override]
-        return any(unit.content.user for unit in self.parts)
+        return all(isinstance(unit.content, BlockRows) for unit in self.parts)
 
     def schema(self) -> Any:
         return self.known
@@ -332,10 +298,5 @@ class UnitsDatasource(Datasource):
 
 def ranged(units: Sequence[ReadUnit], start: int, stop: int) -> list[ReadUnit]:
     """Return the units, or parts of them, of a range of rows; all tell how many they have."""
-
-    def rows_of(unit: ReadUnit) -> int:
-        assert unit.rows is not None
-        return unit.rows
-
-    found = overlapping(units, rows_of, start, stop)
+    found = overlapping(units, lambda unit: unit.rows or 0, start, stop)
     return [unit.part(low, high) for unit, low, high in found]

@@ -137,18 +137,13 @@ class ExecutionStats:
     def text(self) -> str:
         """Return a line for each stage and one for all."""
         lines = [f"Operator {number} {each}" for number, each in enumerate(self.stages)]
-        lines.append(
-            f"Total: {self.seconds:.2f} s, of which the consumer waited {self.waited:.2f} s"
-        )
-        return "\n".join(lines)
+        total = f"Total: {self.seconds:.2f} s, of which the consumer waited {self.waited:.2f} s"
+        return "\n".join([*lines, total])
 
     def summary(self) -> dict[str, Any]:
         """Return these figures as plain values."""
-        return {
-            "operators": [dataclasses.asdict(each) for each in self.stages],
-            "seconds": self.seconds,
-            "waited": self.waited,
-        }
+        operators = [dataclasses.asdict(each) for each in self.stages]
+        return {"operators": operators, "seconds": self.seconds, "waited": self.waited}
 
 
 #: The executions of this process that go on.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pyarrow as pa
 
 from miniray.data.blocks import (
     SMALL,
-    Arrays,
     Ragged,
     batch_to_table,
     is_plain,
@@ -48,10 +46,7 @@ def concat(tables: Sequence[Any]) -> Any:
     try:
         return _large(pa.concat_tables(_alike(filled), promote_options="permissive"))
     except pa.ArrowException as error:
-        raise ValueError(
-            f"{error}. A column needs one type in all rows: convert it in a function before, or "
-            f"say what it is where files are read."
-        ) from error
+        raise ValueError(f"{error}. A column needs one type: convert it before.") from error
 
 
 def _large(table: Any) -> Any:
@@ -72,16 +67,13 @@ def _alike(tables: Sequence[Any]) -> Sequence[Any]:
     for name, found in types.items():
         kinds = found - {pa.null()}
         if len(kinds) > 1 and any(isinstance(kind, pa.BaseExtensionType) for kind in kinds):
-            tables = [_remade(table, name, kinds) for table in tables]
+            tables = [
+                each.set_column(each.column_names.index(name), name, _of_kinds(each[name], kinds))
+                if name in each.column_names
+                else each
+                for each in tables
+            ]
     return tables
-
-
-def _remade(table: Any, name: str, kinds: Iterable[Any]) -> Any:
-    """Return a table with the values of a column, if it has any, as one type for all kinds."""
-    place = table.schema.get_field_index(name)
-    if place < 0 or pa.types.is_null(table.schema.types[place]):
-        return table
-    return table.set_column(place, name, _of_kinds(table.column(place), kinds))
 
 
 def _of_kinds(values: Any, kinds: Iterable[Any]) -> Any:
@@ -147,19 +139,19 @@ class Rows:
 def batched(tables: Iterable[Any], size: int | None, *, drop_last: bool = False) -> Iterator[Rows]:
     """Yield batches of ``size`` rows, the last one with the rest; None: a table each."""
     if size is None:
-        yield from (Rows.of(table) for table in tables if table.num_rows)
+        yield from map(Rows.of, filter(len, tables))
         return
     held: list[Rows] = []
-    rows = 0
+    missing = size
     for part in (part for table in tables for part in _parts(table)):
         start = 0
-        while rows + part.num_rows - start >= size:
-            stop = start + size - rows
-            yield _together([*held, part.slice(start, stop - start)])
-            held, rows, start = [], 0, stop
-        if start < part.num_rows:
-            held.append(part.slice(start, part.num_rows - start))
-            rows += part.num_rows - start
+        while start < part.num_rows:
+            held.append(part.slice(start, min(missing, part.num_rows - start)))
+            start += held[-1].num_rows
+            missing -= held[-1].num_rows
+            if not missing:
+                yield _together(held)
+                held, missing = [], size
     if held and not drop_last:
         yield _together(held)
 
@@ -186,31 +178,22 @@ def tabulated(batches: Iterable[Any], size: int) -> Iterator[Any]:
     Batches are copied at once: a function may write its next one into the same arrays, and a view
     would keep all that it is a part of.
     """
-    kinds: list[Any] = []
-    arrays: dict[str, Any] = {}
-    rows = room = 0
-    for batch in batches:
-        small = isinstance(batch, Arrays)
-        if arrays and not (small and batch.kinds == kinds and batch.num_rows <= room):
-            yield _filled(arrays, rows)
-            arrays = {}
-        if not small:
-            yield batch
-            del batch  # before the next one is made
+    for kinds, alike in itertools.groupby(batches, lambda each: getattr(each, "kinds", None)):
+        if kinds is None:  # tables
+            yield from alike
             continue
-        if not arrays:
-            kinds, rows = batch.kinds, 0
-            row = sum(kind.itemsize * math.prod(shape) for _, kind, shape in kinds)
-            room = max(batch.num_rows, size // row)
-            arrays = {name: np.empty((room, *shape), kind) for name, kind, shape in kinds}
-        start, rows, room = rows, rows + batch.num_rows, room - batch.num_rows
-        for name, _, _ in kinds:
-            arrays[name][start:rows] = batch.batch[name]
-        if room < max(1, batch.num_rows):  # for another one like it
-            yield _filled(arrays, rows)
-            arrays = {}
-        del batch
-    if arrays:
+        arrays: dict[str, Any] = {}
+        rows = room = 0
+        for batch in alike:
+            if not arrays or batch.num_rows > room - rows:
+                if rows:
+                    yield _filled(arrays, rows)
+                rows, room = 0, max(batch.num_rows, size * batch.num_rows // max(batch.nbytes, 1))
+                arrays = {name: np.empty((room, *shape), kind) for name, kind, shape in kinds}
+            start, rows = rows, rows + batch.num_rows
+            for name, array in batch.arrays.items():
+                arrays[name][start:rows] = array
+            del batch, array  # before the next one is made
         yield _filled(arrays, rows)
 
 

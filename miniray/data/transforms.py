@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from miniray.common.read_ahead import read_ahead
 from miniray.data.blocks import Arrays, batch_to_table, rows_to_table, table_to_rows
-from miniray.data.tables import Rows, batched, concat, gathered, tabulated
+from miniray.data.tables import Rows, batched, concat, gathered, resized, tabulated
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class Transform:
 
     def schema(self, schema: Any) -> Any:
         """Return the schema of the result; None if only running it shows it."""
-        del schema
         return None
 
     def prepared(self) -> Transform:
@@ -78,13 +77,18 @@ class Transform:
 
 @dataclasses.dataclass(frozen=True)
 class Udf:
-    """A function of the user, or a class, made with ``init_args``, whose object is called."""
+    """A function of the user, or a class, made with ``init_args``, whose object is called.
+
+    Attributes:
+        is_object: Whether the function is such an object.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     init_args: tuple[Any, ...] = ()
     init_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_object: bool = False
 
     @property
     def name(self) -> str:
@@ -108,7 +112,7 @@ class Udf:
             made = self.function(*self.init_args, **self.init_kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - its text and stack are shown
             raise _error_of(f"{step}: {self.name}() failed", error) from None
-        return Udf(made, self.args, self.kwargs)
+        return Udf(made, self.args, self.kwargs, is_object=True)
 
     def __call__(self, value: Any) -> Any:
         """Call the function with a row or a batch."""
@@ -165,9 +169,7 @@ class UserStep(Transform):
 def _own(row: Any) -> Any:
     """Copy a row that a function may fill again: its dictionary, arrays and lists."""
     if not hasattr(row, "keys"):
-        raise TypeError(
-            f"a row is a dictionary, such as {{'item': value}}, not {type(row).__name__}"
-        )
+        raise TypeError(f"a row is a dictionary, such as {{'item': 1}}, not {type(row).__name__}")
     if type(row) is not dict:
         return row
     return {n: value.copy() if type(value) in _FILLED else value for n, value in row.items()}
@@ -228,20 +230,13 @@ class MapBatches(UserStep):
     batch_format: str | None = "default"
     zero_copy: bool = False
     changes_count: bool | None = None
-    #: Batches that a thread makes while the function is called.
-    ahead: int = 0
-    #: What a batch is called in errors, behind its rows.
-    called: ClassVar[str] = ""
 
     def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
         """Yield the rows for which the function is called."""
         if isinstance(self.batch_size, int):
-            yield from batched(tables, self.batch_size)
-            return
-        for table in gathered(tables, _AUTO):  # small files are a table each
-            few = max(1, _AUTO * table.num_rows // max(table.nbytes, 1))
-            yield from batched([table], few if self.batch_size else None)
-            del table  # before the next one is made
+            return batched(tables, self.batch_size)
+        whole = resized if self.batch_size == "auto" else gathered  # small files are a table each
+        return batched(whole(tables, _AUTO), None)
 
     @property
     def keeps_count(self) -> bool:  # type: ignore[override]
@@ -251,17 +246,13 @@ class MapBatches(UserStep):
     def least(self) -> int:  # type: ignore[override]
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
-    def prepared(self) -> Transform:
-        # An object, as of a model, may keep a GPU busy meanwhile.
-        made = self.udf.made(self.name)
-        return dataclasses.replace(self, udf=made, ahead=int(self.udf.is_class))
-
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        return tabulated(self._results(tables, where), 0 if self.ahead else _AUTO)
+        return tabulated(self._results(tables, where), _AUTO)
 
     def _results(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Yield what the function returns, as ``tabulated`` takes it."""
-        batches = read_ahead(self._batches(tables, where), self.ahead, "miniray-batches")
+        ahead = int(self.udf.is_object)  # one, as of a model, may keep a GPU busy meanwhile
+        batches = read_ahead(self._batches(tables, where), ahead, "miniray-batches")
         for count, rows, batch in batches:
             made = 0
             for result in self._call(batch, rows, where):
@@ -272,9 +263,8 @@ class MapBatches(UserStep):
                 del result  # before the function is called again
             if self.keeps_count and made != count:
                 raise DataError(
-                    f"{self.name} returned {made} rows for the {count} ({rows}) of "
-                    f"{where.label}, where as many are expected. If the function changes their "
-                    f"number, pass udf_modifying_row_count=True."
+                    f"{self.name} returned {made} rows for the {count} ({rows}) of {where.label}. "
+                    f"If it changes their number, pass udf_modifying_row_count=True."
                 )
 
     def _batches(self, tables: Iterator[Any], where: Where) -> Iterator[tuple[int, str, Any]]:
@@ -284,7 +274,7 @@ class MapBatches(UserStep):
             count = rows.num_rows
             if not count:
                 continue  # functions need not be ready for empty batches
-            named = _rows_text(at, count) + self.called
+            named = _rows_text(at, count)
             at += count
             with told(self.name, where, named):
                 batch = rows.batch(self.batch_format, writable=not self.zero_copy)
@@ -385,10 +375,3 @@ class Gather(Transform):
         found = list(tables)
         if found:
             yield concat(found)
-
-
-def run_steps(steps: Iterable[Transform], tables: Iterator[Any], where: Where) -> Iterator[Any]:
-    """Yield what comes out of the last step."""
-    for step in steps:
-        tables = step.run(tables, where)
-    return tables

@@ -15,7 +15,6 @@ import numpy as np
 from miniray.data.sources import ENDLESS, between
 from miniray.data.stats import Record
 from miniray.data.tables import resized
-from miniray.data.transforms import run_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +48,9 @@ class StageWork:
 
     def tables(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:
         """Yield the blocks of a unit, given the values of its refs."""
-        made = run_steps(self.steps, self._read(unit, values), where)
+        made = self._read(unit, values)
+        for step in self.steps:
+            made = step.run(made, where)
         return resized(made, self.target) if self.target else made
 
     def blocks(self, where: Where, unit: ReadUnit, values: Sequence[Any]) -> Iterator[Any]:

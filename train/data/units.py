@@ -150,10 +150,6 @@ class Chosen(Content):
     most: int
 
     @property
-    def user(self) -> bool:  # type: ignore[override]
-        return self.unit.content.user
-
-    @property
     def label(self) -> str:
         return f"the chosen rows of {self.unit.label}"
 

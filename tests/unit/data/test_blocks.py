@@ -304,16 +304,16 @@ def test_each_of_many_batches_is_copied_once() -> None:
     looked: list[Any] = []
 
     class Counted(dict[str, Any]):
-        def __getitem__(self, name: str) -> Any:
+        def items(self) -> Any:
             looked.append(self)
-            return super().__getitem__(name)
+            return super().items()
 
     one = blocks.Arrays.of({"n": np.arange(1)})
     assert one is not None
-    batches = [one._replace(batch=Counted(one.batch)) for _ in range(100)]
+    batches = [one._replace(arrays=Counted(one.arrays)) for _ in range(100)]
     tables = list(tables_.tabulated(batches, 400))
     assert [each.num_rows for each in tables] == [50, 50]
-    assert looked == [each.batch for each in batches]
+    assert looked == [each.arrays for each in batches]
 
 
 @pytest.mark.parametrize("count", [1, 20, 100])

@@ -31,7 +31,7 @@ from miniray.data.expressions import col  # noqa: E402
 from miniray.data.files import resolve  # noqa: E402
 from miniray.data.parquet import ParquetDatasource  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
-from miniray.data.sources import CutWish, Items  # noqa: E402
+from miniray.data.sources import CutWish  # noqa: E402
 from miniray.data.tables import concat  # noqa: E402
 from miniray.data.transforms import DataError  # noqa: E402
 from miniray.exceptions import ObjectLostError  # noqa: E402
@@ -553,12 +553,6 @@ def test_a_plan_is_printed_when_it_begins_if_that_is_wanted(
     assert capsys.readouterr().out == ""
     dataset.take_all()
     assert capsys.readouterr().out == "Sort\n   +- ReadRange\n"
-
-
-def test_large_items_become_tables_of_some_mib() -> None:
-    items = [np.zeros(2**17)] * 100  # of a MiB each
-    assert [len(table) for table in Items().tables(0, 40, items)] == [16, 4, 4, 4, 4, 4, 4]
-    assert [len(table) for table in Items().tables(0, 40, range(100))] == [16, 24]
 
 
 def test_columns_are_added_renamed_and_dropped() -> None:

@@ -61,7 +61,7 @@ class Waits:
         self.made = made
 
     def __call__(self, batch):
-        assert self.made[int(batch["n"][0]) + 1].wait(20)
+        assert self.made[batch["n"][0].as_py() + 1].wait(20)
         return batch
 
 
@@ -74,7 +74,8 @@ def test_the_next_batch_is_made_while_an_object_of_a_class_is_called():
             yield pa.table({"n": [number]})
         made[-1].set()
 
-    step = MapBatches("MapBatches", Udf(Waits, init_args=(made,)), batch_size=1).prepared()
+    udf = Udf(Waits, init_args=(made,))
+    step = MapBatches("MapBatches", udf, batch_size=1, batch_format="pyarrow").prepared()
     rows = [table.column("n").to_pylist() for table in step.run(tables(), Where("here"))]
     assert rows == [[0], [1], [2]]
 
@@ -89,7 +90,7 @@ def test_a_reader_that_stops_ends_the_thread_that_reads_ahead_and_an_error_comes
             yield pa.table({"id": [number]})
         raise OSError("gone")
 
-    step = MapBatches("MapBatches", Udf(Same), batch_size=1).prepared()
+    step = MapBatches("MapBatches", Udf(Same), batch_size=1, batch_format="pyarrow").prepared()
     found = step.run(tables(), Where("here"))
     assert next(found).num_rows == 1
     found.close()

@@ -18,8 +18,9 @@ import pyarrow.parquet
 import miniray
 from miniray.data import DataError, ExecutionOptions, ExecutionResources, executor
 from miniray.data.feeds import source_feed
-from miniray.data.plan import Read, explained
-from miniray.data.sources import BlockRows, Content, ReadUnit, UnitsDatasource
+from miniray.data.plan import Read, Stage, explained
+from miniray.data.sources import BlockRows, ReadUnit, UnitsDatasource
+from miniray.data.transforms import MapBatches, Udf
 from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
 from miniray.train.data.adapt import adapt
 from miniray.train.data.iterator import DataIterator
@@ -413,19 +414,17 @@ def test_files_that_have_fewer_rows_than_when_they_were_counted_are_an_error():
         list(DataIterator("train", source, seed=None).iter_batches(batch_size=4))
 
 
-def test_items_that_are_drawn_at_random_are_the_same_in_every_run_of_a_rank_that_makes_them():
-    class Noise(Content):
-        label = "noise"
-        user = True
+def test_random_numbers_of_functions_are_the_same_in_every_run_of_a_rank_that_makes_them():
+    def noise(batch):
+        return {"x": [random.random() for _ in range(batch.num_rows)]}
 
-        def tables(self, start, stop, *values):
-            yield pa.table({"x": [random.random() for _ in range(start, stop)]})
-
-    unit = ReadUnit(Noise(), 4)
+    unit = BlockRows.unit(table_of(4))
+    step = MapBatches("Noise", Udf(noise), batch_format="pyarrow")
+    plan = Stage((Read(UnitsDatasource([unit])),), (step,))
 
     def drawn():
         below = source_feed([chosen(unit, Span(4, 1, 3, key=None), key=5)])
-        made = executor.execute(Read(UnitsDatasource([unit])), below=below, local=True)
+        made = executor.execute(plan, below=below, local=True)
         return [executor.table_of(each)["x"].to_pylist() for each in made]
 
     assert drawn() == drawn()
