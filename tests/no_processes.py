@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
+#: What Python itself runs when a library, such as PyTorch for CUDA, asks where another one is.
+_OF_PYTHON = "/sbin/ldconfig"
 
 #: What each piece that is watched now has started; the innermost hears of it.
 _watched: list[list[str]] = []
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in _STARTS and _watched:
+    if event in _STARTS and _watched and arguments[:1] != (_OF_PYTHON,):
         stack = traceback.format_stack(sys._getframe(1), limit=8)
         _watched[-1].append(f"{event}{arguments[:2]}\n{''.join(stack)}")
 
