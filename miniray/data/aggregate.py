@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from miniray.common.absent import absent, tell_imports
-from miniray.data.blocks import Pickled, column, pickled, shown_type, table_to_rows, values_of
+from miniray.common.absent import lazy
+from miniray.data.blocks import Pickled, column, pickled, table_to_rows, values_of
 from miniray.data.exchange import sliced
 from miniray.data.ordered import Ordered, key_order, key_table, one_zero
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, TableStep, Where, check_columns, told
+from miniray.data.transforms import TableStep, Where, check_columns, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class AggregateFn:
         finalize: Makes the result of an accumulator.
     """
 
-    #: Functions of Arrow: for rows, and for their results. Empty: ``partials`` and ``results``.
+    #: Functions of Arrow: for rows, and for their results. Empty: ``partials`` makes these.
     parts: ClassVar[tuple[tuple[str, str], ...]] = ()
     #: Tests of a type: values become floats before they are aggregated if it passes one.
     floats: ClassVar[tuple[Callable[[Any], bool], ...]] = ()
@@ -69,12 +69,12 @@ class AggregateFn:
             return functools.reduce(row, table_to_rows(table), found)
 
         self.name = name
-        self._init, self._merge, self._finalize = init, merge, finalize
-        self._block = accumulate_block or by_row
+        self._init, self._block, self._merge = init, accumulate_block or by_row, merge
+        self._finalize = finalize or (lambda found: found)
 
     def of_nothing(self) -> Any:
         """Return the result of no rows."""
-        return self.merged([self._init(None)])
+        return self._finalize(self._init(None))
 
     def partials(self, table: Any, keys: Any, rows: Any) -> Any:
         """Return the accumulators of all groups, as a column.
@@ -87,21 +87,18 @@ class AggregateFn:
         found = [tuple(key.values()) for key in keys.to_pylist()]
         ids = [None if keys.column_names == [ALL] else key if key[1:] else key[0] for key in found]
         ends = np.cumsum(pc.list_value_length(rows)).tolist()
-        return pickled(list(map(self.partial, ids, sliced(table.take(rows.flatten()), ends))))
+        groups = sliced(table.take(rows.flatten()), ends)
+        return pickled(list(map(self._block, map(self._init, ids), groups)))
 
-    def results(self, made: Any, rows: Any) -> Any:
-        """Return the results of all groups; ``rows`` has the numbers of their accumulators."""
-        values = values_of(made)
-        return column([self.merged([values[n] for n in each]) for each in rows.to_pylist()])
+    def results(self, *parts: Any) -> Any:
+        """Return the results of all groups.
 
-    def partial(self, key: Any, table: Any) -> Any:
-        """Return the accumulator of rows of one group."""
-        return self._block(self._init(key), table)
-
-    def merged(self, accumulators: Sequence[Any]) -> Any:
-        """Return the result of the accumulators of one group."""
-        found = functools.reduce(self._merge, accumulators)
-        return found if self._finalize is None else self._finalize(found)
+        ``parts`` are what the functions of Arrow have made of the results of theirs for rows, or
+        all accumulators, and for each group the list of the numbers of its own.
+        """
+        made, rows = values_of(parts[0]), parts[1].to_pylist()
+        found = (functools.reduce(self._merge, [made[n] for n in each]) for each in rows)
+        return column(list(map(self._finalize, found)))
 
 
 class AggregateFnV2(AggregateFn):
@@ -117,8 +114,19 @@ class AggregateFnV2(AggregateFn):
     def __init__(
         self, name: str, zero_factory: Callable[[], Any], *, on: str | None, ignore_nulls: bool
     ) -> None:
-        self.name, self.on, self._target_col_name = name, on, on  # the latter as Ray calls it
-        self._zero, self._ignore_nulls = zero_factory, ignore_nulls
+        def merge(one: Any, other: Any) -> Any:
+            if one is None or other is None:
+                return (other if one is None else one) if ignore_nulls else None
+            return self.combine(one, other)
+
+        super().__init__(
+            lambda _: None if ignore_nulls else zero_factory(),
+            merge,
+            name,
+            accumulate_block=lambda found, block: merge(found, self.aggregate_block(block)),
+            finalize=lambda found: None if found is None else self.finalize(found),
+        )
+        self.on = self._target_col_name = on  # the latter as Ray calls it
 
     def aggregate_block(self, block: Any) -> Any:
         """Return the accumulator of a table of rows."""
@@ -132,18 +140,6 @@ class AggregateFnV2(AggregateFn):
         """Return the result of an accumulator."""
         return accumulator
 
-    def of_nothing(self) -> Any:
-        return None if self._ignore_nulls else self.finalize(self._zero())
-
-    def partial(self, key: Any, table: Any) -> Any:
-        return self.aggregate_block(table)
-
-    def merged(self, accumulators: Sequence[Any]) -> Any:
-        there = [each for each in accumulators if each is not None]
-        if not there or (len(there) < len(accumulators) and not self._ignore_nulls):
-            return None
-        return self.finalize(functools.reduce(self.combine, there, self._zero()))
-
 
 class _OfColumn(AggregateFn):
     """An aggregation of a column: base of the named ones.
@@ -156,38 +152,35 @@ class _OfColumn(AggregateFn):
 
     Attributes:
         word: In the name of the results.
+        nothing: The result of no rows.
     """
 
     word: str
     leaves_out_nulls = True
-    needs_column = True
+    nothing: Any = None
 
     def __init__(
-        self,
-        on: str | None = None,
-        ignore_nulls: bool | None = None,
-        alias_name: str | None = None,
+        self, on: str, ignore_nulls: bool | None = None, alias_name: str | None = None
     ) -> None:
-        if on is None and self.needs_column:
-            raise TypeError(f"{type(self).__name__}() needs the name of a column.")
         self.on = on
-        self.name = alias_name or f"{self.word}({on or ''})"
+        self.name = alias_name or f"{self.word}({on})"
         self._ignore_nulls = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls
 
     def of_nothing(self) -> Any:
-        return None
+        return self.nothing
 
     def options(self, function: str) -> Any:
+        """Return the options of a function of Arrow."""
+        skip = self._ignore_nulls
         if function == "list":
             return None
         if function == "count":
-            return pc.CountOptions("only_valid" if self._ignore_nulls and self.on else "all")
+            return pc.CountOptions("only_valid" if skip else "all")
         if function == "variance":
-            return pc.VarianceOptions(ddof=0, skip_nulls=self._ignore_nulls)
-        return pc.ScalarAggregateOptions(skip_nulls=self._ignore_nulls, min_count=1)
+            return pc.VarianceOptions(ddof=0, skip_nulls=skip)
+        return pc.ScalarAggregateOptions(skip_nulls=skip, min_count=1)
 
-    def of_parts(self, *parts: Any) -> Any:
-        """Return the results of all groups, of those of ``parts``."""
+    def results(self, *parts: Any) -> Any:
         return parts[0]
 
 
@@ -204,9 +197,7 @@ class _OfLists(_OfColumn):
     """
 
     distinct = False
-
-    def of_nothing(self) -> Any:
-        return self.of_lists(pa.array([[]]))[0].as_py()
+    nothing = ()
 
     def partials(self, table: Any, keys: Any, rows: Any) -> Any:
         values = table.column(self.on)
@@ -214,7 +205,8 @@ class _OfLists(_OfColumn):
             values = values.cast(values.type.value_type)
         return self._lists(values.take(rows.flatten()), _groups(rows), len(rows))
 
-    def results(self, made: Any, rows: Any) -> Any:
+    def results(self, *parts: Any) -> Any:
+        made, rows = parts
         lists = made.combine_chunks().take(rows.flatten())
         return self.of_lists(self._lists(lists.flatten(), _groups(rows)[_groups(lists)], len(rows)))
 
@@ -252,9 +244,10 @@ class AsList(_OfLists):
             return pickled([values_of(each.values) for each in lists])
         return lists
 
-    def results(self, made: Any, rows: Any) -> Any:
+    def results(self, *parts: Any) -> Any:
+        made, rows = parts
         if not isinstance(made.type, Pickled):
-            return super().results(made, rows)
+            return super().results(*parts)
         values = values_of(made)
         return pickled([[v for n in each for v in values[n]] for each in rows.to_pylist()])
 
@@ -272,6 +265,7 @@ class CountDistinct(Unique):
 
     word = "count_distinct"
     leaves_out_nulls = True
+    nothing = 0
 
     def of_lists(self, lists: Any) -> Any:
         return pc.list_value_length(lists).cast(pa.int64())
@@ -281,13 +275,10 @@ class Quantile(_OfLists):
     """A quantile of each group, between two values where none is at its place, without NaN."""
 
     word = "quantile"
+    nothing = None
 
     def __init__(
-        self,
-        on: str | None = None,
-        q: float = 0.5,
-        ignore_nulls: bool = True,
-        alias_name: str | None = None,
+        self, on: str, q: float = 0.5, ignore_nulls: bool = True, alias_name: str | None = None
     ) -> None:
         super().__init__(on, ignore_nulls, alias_name)
         self._q = q
@@ -312,11 +303,13 @@ class Count(_OfColumn):
 
     word = "count"
     parts = (("count", "sum"),)
-    leaves_out_nulls = False
-    needs_column = False
+    nothing = 0
 
-    def of_nothing(self) -> Any:
-        return 0
+    def __init__(
+        self, on: str | None = None, ignore_nulls: bool = False, alias_name: str | None = None
+    ) -> None:
+        super().__init__(on or "", ignore_nulls and on is not None, alias_name)
+        self.on = on
 
 
 class Sum(_OfColumn):
@@ -346,7 +339,7 @@ class AbsMax(_OfColumn):
     word = "abs_max"
     parts = (("min", "min"), ("max", "max"))
 
-    def of_parts(self, *parts: Any) -> Any:
+    def results(self, *parts: Any) -> Any:
         if pa.types.is_null(parts[0].type):
             return parts[0]
         return pc.max_element_wise(*map(pc.abs, parts), skip_nulls=False)
@@ -359,7 +352,7 @@ class Mean(_OfColumn):
     parts = (("sum", "sum"), ("count", "sum"))
     floats = (pa.types.is_null, pa.types.is_integer)  # whose sum may be too large
 
-    def of_parts(self, *parts: Any) -> Any:
+    def results(self, *parts: Any) -> Any:
         return pc.divide(*(part.cast(pa.float64()) for part in parts))
 
 
@@ -371,16 +364,12 @@ class Std(_OfColumn):
     floats = (*Mean.floats, pa.types.is_decimal)  # whose mean is rounded as they are
 
     def __init__(
-        self,
-        on: str | None = None,
-        ddof: int = 1,
-        ignore_nulls: bool = True,
-        alias_name: str | None = None,
+        self, on: str, ddof: int = 1, ignore_nulls: bool = True, alias_name: str | None = None
     ) -> None:
         super().__init__(on, ignore_nulls, alias_name)
         self._ddof = ddof
 
-    def of_parts(self, *parts: Any) -> Any:
+    def results(self, *parts: Any) -> Any:
         """Put counts, means and variances of parts of each group together."""
         lists = [part.combine_chunks() for part in parts]
         group = _groups(lists[0])
@@ -437,9 +426,7 @@ class Partial(TableStep):
         return None
 
     def changed(self, table: Any, where: Where) -> Any:
-        if not table.num_columns:
-            return table.slice(0, 0)
-        used = dict.fromkeys(agg.on for agg in self.aggs if agg.on is not None)
+        used = [agg.on for agg in self.aggs if agg.on is not None]
         check_columns(f"{self.name}: {where.label}", used, table)
         with told(self.name, where):
             columns = pa.table({ALL: np.zeros(table.num_rows, np.int8)})
@@ -450,25 +437,15 @@ class Partial(TableStep):
                 if any(is_kind(values.type) for is_kind in agg.floats):
                     values = values.cast(pa.float64(), safe=False)
                 columns = columns.append_column(_column(place), values)
-            try:
-                found = grouped_by(columns, self.keys, _calls(self.aggs, 0))
-                return self._called(found, table) if ROWS in found.column_names else found
-            except pa.ArrowNotImplementedError:
-                if not all(isinstance(agg, _OfColumn) for agg in self.aggs):
-                    raise  # code of the user may have
-                typed = [f"{name} ({shown_type(table.field(name).type)})" for name in used]
-                raise DataError(
-                    f"{self.name} can't be computed of {', '.join(typed)}, as in {where.label}."
-                ) from None
-
-    def _called(self, found: Any, table: Any) -> Any:
-        """Return results with those of aggregations that are not computed by calls of Arrow."""
-        whole, keys = table.combine_chunks(), found.select(self.keys)
-        rows = found.column(ROWS).combine_chunks()
-        for place, agg in enumerate(self.aggs):
-            if not agg.parts:
-                found = found.append_column(_column(place), agg.partials(whole, keys, rows))
-        return found.drop_columns([ROWS])
+            found = grouped_by(columns, self.keys, _calls(self.aggs, 0))
+            if ROWS not in found.column_names:
+                return found
+            whole, keys = table.combine_chunks(), found.select(self.keys)
+            rows = found.column(ROWS).combine_chunks()
+            for place, agg in enumerate(self.aggs):
+                if not agg.parts:
+                    found = found.append_column(_column(place), agg.partials(whole, keys, rows))
+            return found.drop_columns([ROWS])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -487,16 +464,13 @@ class Combine(Ordered):
         if not table.num_columns:
             return table
         found = grouped_by(table, self.keys, _calls(self.aggs, 1))
-        made = found.select(self.keys)
+        made = found.select([key for key in self.keys if key != ALL])
         for place, agg in enumerate(self.aggs):
-            if agg.parts:
-                results = agg.of_parts(*(found.column(_column(place, *part)) for part in agg.parts))
-            else:
-                with told(self.name, Where("the groups"), agg.name):
-                    rows = found.column(ROWS).combine_chunks()
-                    results = agg.results(table.column(_column(place)), rows)
-            made = made.append_column(agg.name, results)
-        return made.drop_columns([ALL]) if self.keys == (ALL,) else made
+            parts = [found.column(_column(place, *part)) for part in agg.parts]
+            parts = parts or [table.column(_column(place)), found.column(ROWS).combine_chunks()]
+            with told(self.name, Where("the groups"), agg.name):
+                made = made.append_column(agg.name, agg.results(*parts))
+        return made
 
 
 _COUNTED = "groupby(column).count() has how often each value comes"
@@ -509,9 +483,6 @@ _ABSENT = {
     "VectorizedAggregateFnV2": "AggregateFnV2 gets tables of Arrow",
     "ZeroPercentage": "Mean() of a column that is 1 where the other is zero tells it",
 }
-tell_imports(__name__, _ABSENT)
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
-
-    def __getattr__(name):
-        raise absent(__name__, name, _ABSENT)
+    __getattr__, _ = lazy(__name__, {}, of_ray=_ABSENT)
