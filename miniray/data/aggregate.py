@@ -96,9 +96,10 @@ class AggregateFn:
         ``parts`` are what the functions of Arrow have made of the results of theirs for rows, or
         all accumulators, and for each group the list of the numbers of its own.
         """
-        made, rows = values_of(parts[0]), parts[1].to_pylist()
-        found = (functools.reduce(self._merge, [made[n] for n in each]) for each in rows)
-        return column(list(map(self._finalize, found)))
+        made, rows = parts
+        values = values_of(made)
+        groups = ([values[n] for n in each] for each in rows.to_pylist())
+        return column([self._finalize(functools.reduce(self._merge, each)) for each in groups])
 
 
 class AggregateFnV2(AggregateFn):
@@ -197,7 +198,7 @@ class _OfLists(_OfColumn):
     """
 
     distinct = False
-    nothing = ()
+    nothing: Any = ()
 
     def partials(self, table: Any, keys: Any, rows: Any) -> Any:
         values = table.column(self.on)

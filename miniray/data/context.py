@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from miniray.data.transforms import Udf
 from miniray.decorator import remote
@@ -15,19 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MiB = 2**20
-#: Options of the tasks or actors.
-_OPTIONS = (
-    "num_cpus",
-    "num_gpus",
-    "memory",
-    "resources",
-    "label_selector",
-    "runtime_env",
-    "accelerator_type",
-    "scheduling_strategy",
-    "max_retries",
-    "retry_exceptions",
-)
 
 
 @dataclasses.dataclass
@@ -96,22 +84,17 @@ class DataContext:
     max_actor_restarts: int = -1
     print_on_execution_start: bool = False
 
-    _current: ClassVar[DataContext | None] = None
-
-    @classmethod
-    def get_current(cls) -> DataContext:
+    @staticmethod
+    @functools.cache
+    def get_current() -> DataContext:
         """Return the settings of this process; changes hold for executions that begin later."""
-        if DataContext._current is None:
-            DataContext._current = cls()
-        return DataContext._current
+        return DataContext()
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = [field.name for field in dataclasses.fields(self)]
         if name not in known:
             hint = suggestion(name, known)
-            raise AttributeError(
-                f"DataContext has no {name!r}.{hint} Its fields are {', '.join(known)}."
-            )
+            raise AttributeError(f"DataContext has no {name!r}.{hint} It has {', '.join(known)}.")
         object.__setattr__(self, name, value)
 
 
@@ -154,8 +137,7 @@ class ActorPoolStrategy:
         alone = self.size is None or len(numbers) == 1
         if not whole or not alone or numbers != sorted(numbers):
             raise ValueError(
-                f"{self!r}: give size alone, or min_size and max_size, which is not below it, with "
-                f"initial_size between them; numbers of actors are whole and 1 or more."
+                f"{self!r}: give size alone, or 1 <= min_size <= initial_size <= max_size."
             )
 
     @property
@@ -219,8 +201,9 @@ def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Ud
     """Return a function with its arguments, and its resources.
 
     Raises:
-        TypeError: It can't be called, or there is no such option.
-        ValueError: There are arguments of a constructor, but no class; or an option makes no sense.
+        TypeError: It can't be called.
+        ValueError: There are arguments of a constructor, but no class; or there is no such option,
+            or its value makes no sense.
     """
     is_class = isinstance(function, type)
     if not callable(function) or (is_class and "__call__" not in dir(function)):
@@ -230,8 +213,7 @@ def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Ud
     called = vars(function).get("__call__") if is_class else function
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
-            f"{caller}({function.__name__}) is async, which functions of datasets can't be: call "
-            "asyncio.run(...) in a plain one, for all rows of a batch at once."
+            f"{caller}({function.__name__}) is async: call asyncio.run(...) in a plain function."
         )
     udf = Udf(
         function,
@@ -252,43 +234,30 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
     strategy = options.pop("compute", None)
     concurrency = options.pop("concurrency", None)
     options.update(options.pop("ray_remote_args", None) or {})
-    unknown = [key for key in options if key not in _OPTIONS]
-    if unknown:
-        raise TypeError(
-            f"{caller}() has no argument {unknown[0]!r}. Options of what it runs on are: compute, "
-            f"concurrency, {', '.join(_OPTIONS)}."
-        )
     if strategy is not None and concurrency is not None:
         raise ValueError(f"{caller}() takes compute or concurrency, not both.")
     if strategy is None:
         strategy = _from_concurrency(caller, udf, concurrency)
-    in_actors = isinstance(strategy, ActorPoolStrategy)
-    # It raises what is wrong with the options.
-    remote(**options)(Compute if in_actors else called_with)
-    if isinstance(strategy, TaskPoolStrategy):
-        if udf.is_class:
-            raise ValueError(
-                f"{caller}({udf.name}) is a class, whose objects live in actors: use "
-                f"compute=ActorPoolStrategy(size=n), or give a function."
-            )
-        return Compute(most=strategy.size or 0, options=options)
-    if not isinstance(strategy, ActorPoolStrategy):
+    if isinstance(strategy, ActorPoolStrategy):
+        remote(**options)(Compute)  # it raises what is wrong with the options
+        return Compute(*strategy.bounds, strategy.initial_size or 0, options)
+    if not isinstance(strategy, TaskPoolStrategy) or udf.is_class:
         raise ValueError(
-            f"{caller}(compute={strategy!r}) must be a TaskPoolStrategy or an ActorPoolStrategy."
+            f"{caller}({udf.name}, compute={strategy!r}) must be an ActorPoolStrategy, or for a "
+            f"function a TaskPoolStrategy."
         )
-    return Compute(*strategy.bounds, strategy.initial_size or 0, options)
+    remote(**options)(called_with)
+    return Compute(most=strategy.size or 0, options=options)
 
 
 def _from_concurrency(caller: str, udf: Udf, value: Any) -> TaskPoolStrategy | ActorPoolStrategy:
-    numbers = value if isinstance(value, tuple) else (value,)
-    whole = all(isinstance(each, int) and each > 0 for each in numbers if each is not None)
-    if not whole or not 1 <= len(numbers) <= 3 or (len(numbers) > 1 and not udf.is_class):
-        raise ValueError(
-            f"{caller}(concurrency={value!r}) must be a number of tasks or actors, or for a class "
-            f"(least, most) or (least, most, initial) actors."
-        )
-    if not udf.is_class:
+    try:
+        if udf.is_class:
+            sizes = (None, *value) if isinstance(value, tuple) else (value,)
+            return ActorPoolStrategy(*sizes)
         return TaskPoolStrategy(value)
-    if len(numbers) == 1:
-        return ActorPoolStrategy(size=value)
-    return ActorPoolStrategy(None, *numbers)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{caller}(concurrency={value!r}) must be a number, or for a class (least, most) or "
+            f"(least, most, initial)."
+        ) from None

@@ -123,8 +123,7 @@ class Dataset(Rearranging):
             **options: As of ``map``. With ``num_gpus``, ``batch_size`` must be a number.
 
         Raises:
-            ValueError: A value makes no sense.
-            TypeError: There is no such argument.
+            ValueError: A value makes no sense, or there is no such argument.
         """
         check_format("map_batches", batch_format)
         if batch_size not in (None, "auto"):

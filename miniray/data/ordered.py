@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from miniray.data.blocks import shown_type
 from miniray.data.exchange import ORDER, How, sliced
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, TableStep
+from miniray.data.transforms import DataError, TableStep, check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,13 +45,8 @@ class Ordered(How):
 
     def bounds(self, samples: Sequence[Any], parts: int) -> Any:
         """Return keys that divide the samples into equal parts, or those that are given."""
-        if self.boundaries:
-            keys = pa.table({self.keys[0]: list(self.boundaries)})
-            return keys.take(key_order(keys, self.descending))
-        try:
-            keys = concat(samples)
-        except ValueError as error:
-            raise DataError(f"{self.name}: {error}") from None
+        given = [pa.table({self.keys[0]: list(self.boundaries)})] if self.boundaries else samples
+        keys = concat(given)
         if not keys.num_rows:
             return keys
         places = [part * keys.num_rows // parts for part in range(1, parts)]
@@ -79,14 +74,11 @@ def key_table(table: Any, names: Sequence[str], who: str, called: Sequence[str] 
     Raises:
         DataError: A column is missing, or its values have no order.
     """
-    missing = [name for name in names if name not in table.column_names]
-    if missing and (table.num_columns or table.num_rows):
-        raise DataError(
-            f"{who}: there is no column {missing[0]!r}, but "
-            f"{', '.join(table.column_names) or 'none'}."
-        )
-    columns = [_comparable(table, name, who) for name in names] if not missing else None
-    return pa.table(columns or [pa.nulls(0) for _ in names], names=list(called or names))
+    if not table.num_columns and not table.num_rows:  # it was empty before anything was known
+        return pa.table([pa.nulls(0) for _ in names], names=list(called or names))
+    check_columns(f"{who}: the data", names, table)
+    columns = [_comparable(table, name, who) for name in names]
+    return pa.table(columns, names=list(called or names))
 
 
 def _comparable(table: Any, name: str, who: str) -> Any:
@@ -115,11 +107,8 @@ def one_zero(values: Any) -> Any:
 
 def key_order(keys: Any, descending: Sequence[bool] = ()) -> Any:
     """Return the numbers of rows in the order of their keys; all but the first ones ascend."""
-    if not keys.num_rows:
-        return pa.array([], pa.int64())
     down = dict(zip(keys.column_names, descending, strict=False))
-    signs = {True: "descending", False: "ascending"}
-    order = [(name, signs[down.get(name, False)]) for name in keys.column_names]
+    order = [(name, "descending" if down.get(name) else "ascending") for name in keys.column_names]
     return pc.sort_indices(keys, sort_keys=order)
 
 
@@ -182,12 +171,8 @@ class Join(Ordered):
             changed = both.difference(own_keys)
             found.append({name: name + (suffix or "") * (name in changed) for name in own})
         new = [name for each in found for name in each.values()]
-        if len(set(new)) < len(new):
-            raise ValueError(
-                f"join(): both sides have columns of the same name, also with their suffixes "
-                f"(overlapping columns: {sorted({name for name in new if new.count(name) > 1})}). "
-                f"Pass left_suffix or right_suffix to join()."
-            )
+        if twice := sorted({name for name in new if new.count(name) > 1}):
+            raise ValueError(f"join() needs left_suffix or right_suffix (overlapping: {twice}).")
         return found
 
     def merge(self, sides: Sequence[Sequence[Any]]) -> Any:
@@ -197,11 +182,10 @@ class Join(Ordered):
         kinds = concat([each.slice(0, 0) for each in keys]).schema
         if not tables[0].num_columns:  # it was empty before anything was known
             tables[0] = kinds.empty_table()
-        for place, field in enumerate(kinds):
-            if pa.types.is_null(field.type):  # Arrow joins no keys of this type
-                kinds = kinds.set(place, field.with_type(pa.int8()))
+        # Arrow joins no keys of null.
+        kinds = [f.with_type(pa.int8()) if pa.types.is_null(f.type) else f for f in kinds]
         left, right = (
-            each.cast(kinds).append_column(f"{ORDER}{side}", pa.array(np.arange(len(each))))
+            each.cast(pa.schema(kinds)).append_column(f"{ORDER}{side}", [np.arange(len(each))])
             for side, each in enumerate(keys)
         )
         kind = self.kind.replace("_", " ")

@@ -47,7 +47,7 @@ class MapGroups(MapBatches):
     def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
         for table in tables:
             whole = Rows.of(table)
-            if not self.keys or not table.num_rows:
+            if not self.keys:
                 yield whole
                 continue
             keys = key_table(table, self.keys, self.name)
@@ -72,12 +72,11 @@ def key_names(caller: str, key: Any, columns: Sequence[str] | None = None) -> tu
         raise ValueError(f"{caller}({key!r}): columns are a string or a list of strings.")
     if len(set(names)) < len(names):
         raise ValueError(f"{caller}({list(names)}) names a column twice.")
-    missing = [name for name in names if columns and name not in columns]
-    if missing:
-        raise ValueError(
-            f"{caller}(): there is no column {missing[0]!r} in the dataset. The dataset has "
-            f"columns: {', '.join(columns or ())}."
-        )
+    known = columns or names
+    for name in names:
+        if name not in known:
+            there = ", ".join(known)
+            raise ValueError(f"{caller}(): there is no column {name!r} among the columns: {there}.")
     return tuple(names)
 
 
@@ -207,10 +206,6 @@ def drawn(caller: str, seed: int | None) -> int:
     return check_whole(caller, "seed", seed, 0)
 
 
-#: Arguments of Ray's joins that only advise.
-_JOIN_ADVICE = {"aggregator_ray_remote_args", "partition_size_hint", "validate_schemas"}
-
-
 class Rearranging(Consumption, Aggregating):
     """The methods of a dataset that need all rows before they give the first."""
 
@@ -248,8 +243,7 @@ class Rearranging(Consumption, Aggregating):
         given = shuffle or keys is not None or sort
         if (num_blocks is None) == (rows is None) or (given and rows is not None):
             raise ValueError(
-                "repartition() takes num_blocks, with which shuffle= and keys= go, or "
-                "target_num_rows_per_block, one of them."
+                "repartition() takes one of num_blocks (shuffle, keys), target_num_rows_per_block."
             )
         if rows is not None:
             rows = check_whole("repartition", "target_num_rows_per_block", rows, 1)
@@ -292,8 +286,6 @@ class Rearranging(Consumption, Aggregating):
         Raises:
             ValueError: There is no such column, or arguments do not go together.
         """
-        if key is None:
-            raise ValueError("The 'key' parameter cannot be None for sorting.")
         how = self._ordered("sort", key, descending)
         how = dataclasses.replace(how, boundaries=tuple(boundaries or ()))
         return self._of(Exchange((self._plan,), how, len(boundaries) + 1 if boundaries else None))
@@ -301,11 +293,8 @@ class Rearranging(Consumption, Aggregating):
     def _ordered(self, caller: str, key: Any, descending: Any, name: str = "Sort") -> Ordered:
         names = key_names(caller, key, known_columns(self._plan))
         down = [descending] * len(names) if isinstance(descending, bool) else list(descending)
-        if len(down) != len(names) or not names:
-            raise ValueError(
-                f"Length of `descending` does not match the length of the key: {down} for "
-                f"{list(names)}."
-            )
+        if len(down) != len(names) or not names or not {True, False}.issuperset(down):
+            raise ValueError(f"`descending` must be true or false for each key: {down}, {names}.")
         return Ordered(names, tuple(down), name)
 
     # --- groups and other datasets ------------------------------------------------------
@@ -343,11 +332,14 @@ class Rearranging(Consumption, Aggregating):
         ds: Rearranging,
         join_type: str,
         num_partitions: int | None = None,
-        on: Sequence[str] = ("id",),
-        right_on: Sequence[str] | None = None,
+        on: str | Sequence[str] = ("id",),
+        right_on: str | Sequence[str] | None = None,
         left_suffix: str | None = None,
         right_suffix: str | None = None,
-        **advice: Any,
+        *,
+        partition_size_hint: int | None = None,
+        aggregator_ray_remote_args: Any = None,
+        validate_schemas: bool = False,
     ) -> Any:
         """Join with another dataset, by equal values of columns. Null equals nothing.
 
@@ -360,31 +352,22 @@ class Rearranging(Consumption, Aggregating):
             right_on: Key columns of the other one. Default: the same names.
             left_suffix: Behind names of this one that both have.
             right_suffix: Behind those of the other one.
-            **advice: ``partition_size_hint``, ``aggregator_ray_remote_args`` and
-                ``validate_schemas``, accepted as in Ray: schemas are compared in any case.
+            partition_size_hint: Accepted as in Ray.
+            aggregator_ray_remote_args: Accepted as in Ray.
+            validate_schemas: Accepted as in Ray: schemas are compared in any case.
 
         Raises:
-            TypeError: There is no such argument.
             ValueError: There is no such join or column, or both have a column of a name.
         """
         if join_type not in JOINS:
             raise ValueError(f"join(join_type={join_type!r}) must be one of {', '.join(JOINS)}.")
-        for name in advice.keys() - _JOIN_ADVICE:
-            raise TypeError(f"join() has no argument {name!r}.")
-        right_on = right_on or on
-        for name, value in (("on", on), ("right_on", right_on)):
-            if not isinstance(value, tuple | list):
-                raise ValueError(f"Expected tuple or list as `{name}` (got {type(value).__name__})")
-        if len(right_on) != len(on) or not on:
-            raise ValueError(f"join(on={list(on)}, right_on={list(right_on)}) differ in length.")
         plans = self._plans("join", [ds])
         left, right = map(known_columns, plans)
-        how = Join(
-            key_names("join", on, left),
-            right_keys=key_names("join", right_on, right),
-            kind=join_type,
-            suffixes=(left_suffix, right_suffix),
-        )
+        keys, right_keys = key_names("join", on, left), key_names("join", right_on or on, right)
+        if len(right_keys) != len(keys) or not keys:
+            raise ValueError(f"join(on={keys}, right_on={right_keys}) differ in length.")
+        suffixes = left_suffix, right_suffix
+        how = Join(keys, right_keys=right_keys, kind=join_type, suffixes=suffixes)
         if left is not None and right is not None:
             how.outgoing(left, right)
         parts = _parts("join", "num_partitions", num_partitions)

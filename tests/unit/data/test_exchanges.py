@@ -589,28 +589,29 @@ def test_an_aggregation_of_a_user_tells_what_arrow_does_not_compute_in_it_and_wh
 def test_arguments_that_make_no_sense_are_refused() -> None:
     dataset = table([1])
     for call, message in (
-        (lambda: dataset.sort(None), "cannot be None"),
-        (lambda: dataset.sort([]), "Length of `descending`"),
-        (lambda: dataset.sort("k", [True, False]), "Length of `descending`"),
+        (lambda: dataset.sort(None), "columns are a string or a list"),
+        (lambda: dataset.sort([]), "`descending` must be true or false"),
+        (lambda: dataset.sort("k", [True, False]), "`descending` must be true or false"),
         (lambda: dataset.sort(["k", "k"]), "twice"),
-        (lambda: dataset.repartition(), "one of them"),
-        (lambda: dataset.repartition(1, 1), "one of them"),
+        (lambda: dataset.repartition(), "takes one of"),
+        (lambda: dataset.repartition(1, 1), "takes one of"),
         (lambda: dataset.repartition(0), "1 or more"),
         (lambda: dataset.groupby("k", 0).count(), "1 or more"),
         (lambda: dataset.random_shuffle(num_blocks="x"), "1 or more"),
         (lambda: dataset.join(dataset, "outer", on=("k",)), "must be one of inner"),
-        (lambda: dataset.join(dataset, "inner", on="k"), "Expected tuple or list"),
-        (lambda: dataset.join(dataset, "inner", on=("k",)), r"overlapping columns: \['n'\]"),
+        (lambda: dataset.join(dataset, "inner", on=5), "columns are a string or a list"),
+        (lambda: dataset.join(dataset, "inner", on="k", right_on=["k", "n"]), "differ in length"),
+        (lambda: dataset.join(dataset, "inner", on=("k",)), r"overlapping: \['n'\]"),
         (lambda: dataset.groupby("k").aggregate(), "needs aggregations"),
         (lambda: dataset.groupby("k").aggregate(Count(), Count()), "different names"),
         (lambda: dataset.train_test_split(0.5, shuffle=True, stratify="k"), "not both"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(TypeError, match="missing 1 required .*: 'on'"):
+    with pytest.raises(TypeError, match=r"missing 1 required .*: 'on'"):
         CountDistinct()
     assert dataset.join(dataset, "left_semi", on=("k",), validate_schemas=True).count() == 1
-    with pytest.raises(TypeError, match="join\\(\\) has no argument 'sorted'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sorted'"):
         dataset.join(dataset, "left_semi", on=("k",), sorted=True)
 
 
