@@ -141,9 +141,7 @@ class FileRows(Content):
                             seen = [(seen[0][0], together(kind.called, seen))]
                         yield table
         except (pa.ArrowException, OSError, ValueError) as error:
-            article = "an" if kind.called == "image" else "a"
-            text = f"{piece.label} can't be read as {article} {kind.called} file: {error}"
-            raise DataError(text) from error
+            raise DataError(f"{piece.label} can't be read as {kind.called}: {error}") from error
 
 
 def _csv(
@@ -180,9 +178,7 @@ def _json(data: bytes, piece: Piece, parse_options: Any = None) -> Any:
         return pyarrow.json.read_json(io.BytesIO(data), read, parse_options)
     except pa.ArrowInvalid as error:
         if not piece.whole:
-            raise ValueError(
-                f"{error}. Of a large file, no object that does not end with its line can be read."
-            ) from error
+            raise ValueError(f"{error}. Each object of a large file must be a line.") from error
         try:
             found = json.loads(data)
         except json.JSONDecodeError as other:
@@ -394,11 +390,11 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
         url = text.replace("s3://anonymous@", "s3://", 1)
         found: tuple[Any, str] = fsspec.core.url_to_fs(url, **{} if url == text else {"anon": True})
         return found
-    if isinstance(filesystem, fsspec.AbstractFileSystem):
-        return filesystem, filesystem._strip_protocol(text)
-    from fsspec.implementations.arrow import ArrowFSWrapper
+    if not isinstance(filesystem, fsspec.AbstractFileSystem):
+        from fsspec.implementations.arrow import ArrowFSWrapper
 
-    return ArrowFSWrapper(filesystem), text.partition("://")[2] or text
+        filesystem = ArrowFSWrapper(filesystem)
+    return filesystem, filesystem._strip_protocol(text)
 
 
 def is_local(filesystem: Any) -> bool:
@@ -418,9 +414,7 @@ def find_files(
         FileNotFoundError: A path does not exist.
         ValueError: The paths are on different filesystems.
     """
-    given = (
-        [paths] if isinstance(paths, str | os.PathLike) else list(() if paths is None else paths)
-    )
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths or ())
     if not given:
         raise ValueError(f"No path of {what} files was given.")
     places = [resolve(each, filesystem) for each in given]
@@ -472,9 +466,7 @@ def together(called: str, found: Sequence[tuple[str, Any]]) -> Any:
     first, schema = found[0]
     for path, other in found:
         if len(set(other.names)) < len(other.names):
-            names = ", ".join(other.names)
-            text = f"{path} can't be read because two of its columns have the same name: {names}"
-            raise DataError(text)
+            raise DataError(f"{path} can't be read as columns have the same name: {other.names}")
         if not other.equals(schema):
             try:
                 schema = concat([no_rows(schema), no_rows(other)]).schema

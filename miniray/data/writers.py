@@ -45,27 +45,24 @@ def _json_lines(table: Any, *, ensure_ascii: bool = True, allow_nan: bool = Fals
 
     NaN and infinity are null if they are not allowed: JSON has none.
     """
-    given: Any = {"default": _plain, "ensure_ascii": ensure_ascii, "allow_nan": allow_nan}
-    columns = []
-    for values in table.columns:
-        cells, kind = values_of(values), values.type
-        nested = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
-        try:
-            columns.append(_json_cells(cells, nested=nested, **given))
-        except ValueError:
-            text = json.dumps(cells, default=_plain)
-            cells = json.loads(text, parse_constant=lambda _: None)
-            columns.append(_json_cells(cells, nested=nested, **given))
+    given: Any = {"ensure_ascii": ensure_ascii, "allow_nan": allow_nan}
+    columns = [_json_cells(values_of(values), **given) for values in table.columns]
     named = (json.dumps(name, ensure_ascii=ensure_ascii) for name in table.column_names)
     row = ", ".join(f"{name.replace('%', '%%')}: %s" for name in named)
     return map(f"{{{row}}}".__mod__, zip(*columns, strict=True) if columns else [()] * len(table))
 
 
-def _json_cells(cells: list[Any], *, nested: bool, **given: Any) -> list[str]:
-    if nested:
-        return list(map(json.JSONEncoder(**given).encode, cells))
-    # At once: there is no other line end in JSON.
-    return json.dumps(cells, separators=("\n", ":"), **given)[1:-1].split("\n")
+def _json_cells(cells: list[Any], **given: Any) -> list[str]:
+    """Return cells as JSON, all at once if they have no values within: it has no other line end."""
+    try:
+        texts = json.dumps(cells, separators=("\n", ": "), default=_plain, **given)
+    except ValueError:
+        plain = json.loads(json.dumps(cells, default=_plain), parse_constant=lambda _: None)
+        return _json_cells(plain, **{**given, "allow_nan": True})
+    found = texts[1:-1].split("\n")
+    if len(found) == len(cells):
+        return found
+    return list(map(json.JSONEncoder(default=_plain, **given).encode, cells))
 
 
 #: The writer of each kind of files, and other functions that take its options.
@@ -144,8 +141,7 @@ class Writer(Transform):
             check_columns(f"{self.name}: {where.label}", [self.column], table)
         elif pickled := [field.name for field in table.schema if isinstance(field.type, Pickled)]:
             raise DataError(
-                f"{self.name}: the column {pickled[0]!r} has Python objects, which files can't "
-                f"hold. Drop or convert it ({where.label})."
+                f"{self.name}: the column {pickled[0]!r} has Python objects: drop or convert it."
             )
         if self.kind in ("parquet", "csv"):
             _OPTIONS[self.kind][0](table, sink, **self.options())
@@ -172,9 +168,8 @@ class Writer(Transform):
             if aside != path:
                 fs.mv(aside, path)
         except OSError as error:
-            if aside != path:
-                with contextlib.suppress(OSError):
-                    fs.rm_file(aside)
+            with contextlib.suppress(OSError):
+                fs.rm_file(aside)
             text = f"{self.name}: {path} can't be written: {error} ({where.label})"
             raise DataError(text) from error
 
