@@ -159,7 +159,7 @@ def test_a_function_that_fails_on_a_group_tells_operator_and_rows() -> None:
 
 def test_a_column_that_is_missing_after_a_function_is_named_with_the_others() -> None:
     with pytest.raises(
-        data.DataError, match=r"Sort: there is no column 'x', but id, k, group, data"
+        data.DataError, match=r"Sort: the data has no column 'x', but id, k, group, data"
     ):
         rows(5000).sort("x").take(1)
 
