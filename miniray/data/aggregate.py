@@ -204,7 +204,8 @@ class _OfLists(_OfColumn):
         values = table.column(self.on)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
-        return self._lists(values.take(rows.flatten()), _groups(rows), len(rows))
+        values = values.take(rows.flatten()).combine_chunks()
+        return self._lists(values, _groups(rows), len(rows))
 
     def results(self, *parts: Any) -> Any:
         made, rows = parts
@@ -216,13 +217,9 @@ class _OfLists(_OfColumn):
         if self._ignore_nulls:
             group, values = group[np.asarray(values.is_valid())], values.drop_null()
         if self.distinct:
-            values = one_zero(values)
-            pairs = {"group": group, "value": values, ROW: np.arange(len(group))}
-            found = pa.table(pairs).group_by(["group", "value"], use_threads=False)
-            first = np.sort(found.aggregate([(ROW, "min")]).column(f"{ROW}_min"))
-            group, values = group[first], values.take(first)
-        if isinstance(values, pa.ChunkedArray):
-            values = values.combine_chunks()
+            pairs = pa.table({"group": group, "value": one_zero(values)})
+            pairs = pairs.group_by(["group", "value"], use_threads=False).aggregate([])
+            group, values = pairs.column("group").to_numpy(), pairs.column("value").combine_chunks()
         ends = np.cumsum(np.bincount(group, minlength=groups))
         return pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), values)
 
@@ -474,13 +471,11 @@ class Combine(Ordered):
         return made
 
 
-_COUNTED = "groupby(column).count() has how often each value comes"
 #: Aggregations of Ray that are not here, and what to do instead.
 _ABSENT = {
-    "ApproximateQuantile": "Quantile() is exact",
-    "ApproximateTopK": _COUNTED,
+    "Approximate*": "Quantile() and groupby(column).count() are exact",
     "MissingValuePercentage": "Count(column, ignore_nulls=True) beside Count() tells it",
-    "ValueCounter": _COUNTED,
+    "ValueCounter": "groupby(column).count() has how often each value comes",
     "VectorizedAggregateFnV2": "AggregateFnV2 gets tables of Arrow",
     "ZeroPercentage": "Mean() of a column that is 1 where the other is zero tells it",
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.data.batches import check_whole
-from miniray.data.blocks import check_format, column
+from miniray.data.blocks import check_format
 from miniray.data.consumption import stored
 from miniray.data.context import TASKS, Compute, DataContext, called_with
 from miniray.data.executor import table_of
@@ -132,17 +132,10 @@ class Dataset(Rearranging):
         gpus = compute.options.get("num_gpus")
         if gpus and not isinstance(batch_size, int):  # a block may not fit its memory
             raise ValueError(
-                f"map_batches({udf.name}, num_gpus={gpus}) needs a batch_size: how many rows fit "
-                f"into the memory of the GPU."
+                f"map_batches({udf.name}, num_gpus={gpus}) needs a batch_size that fits the GPU."
             )
-        step = MapBatches(
-            f"MapBatches({udf.name})",
-            udf,
-            batch_size,
-            batch_format,
-            zero_copy_batch,
-            udf_modifying_row_count,
-        )
+        name, changes = f"MapBatches({udf.name})", udf_modifying_row_count
+        step = MapBatches(name, udf, batch_size, batch_format, zero_copy_batch, changes)
         return self._apply(step, compute)
 
     # --- columns ------------------------------------------------------------------------
@@ -179,13 +172,10 @@ class Dataset(Rearranging):
         called_with("add_column", fn, {})  # it raises what is no function
 
         def added(batch: Any) -> Any:
-            values = fn(batch)
-            if hasattr(batch, "append_column"):  # a table
-                others = [name for name in batch.column_names if name != col]
-                return batch.select(others).append_column(col, column(values))
-            return (
-                {**batch, col: values} if isinstance(batch, dict) else batch.assign(**{col: values})
-            )
+            if hasattr(batch, "assign"):  # a DataFrame
+                return batch.assign(**{col: fn(batch)})
+            names = getattr(batch, "column_names", batch)
+            return {**{name: batch[name] for name in names}, col: fn(batch)}
 
         udf, compute = called_with("add_column", added, options)
         step = MapBatches(f"AddColumn({col})", udf, None, batch_format, changes_count=False)
@@ -228,11 +218,7 @@ class Dataset(Rearranging):
         seed = drawn("randomize_block_order", seed)
         found = chain(optimised(self._plan))
         if found is None:
-            raise ValueError(
-                "randomize_block_order() is for datasets that read files or blocks and change "
-                "rows; call it before limit(), union(), repartition(), sort() and their like, or "
-                "materialize()."
-            )
+            raise ValueError("Call randomize_block_order() before limit(), sort() and the like.")
         read, stages = found
         return Dataset(stacked(dataclasses.replace(read, shuffle=seed), stages))
 
@@ -278,19 +264,14 @@ class Dataset(Rearranging):
         """
         total = sum(proportions)
         if not proportions or min(proportions) <= 0 or total >= 1:
-            raise ValueError(
-                f"split_proportionately({list(proportions)}) must be above 0 and below 1 together."
-            )
+            raise ValueError(f"split_proportionately({proportions}) must be above 0, and below 1.")
 
         def ends(rows: int) -> list[int]:
             found = [int(rows * share) for share in itertools.accumulate(proportions)]
             for place in range(len(found) - 1, 0, -1):
                 found[place - 1] = min(found[place - 1], found[place] - 1)
             if found[0] < 1:
-                raise ValueError(
-                    f"split_proportionately({list(proportions)}) of {rows} rows leaves a part "
-                    f"without rows."
-                )
+                raise ValueError(f"split_proportionately() of {rows} rows leaves a part without.")
             return [0, *found, rows]
 
         return self._between(ends)
@@ -318,18 +299,13 @@ class Dataset(Rearranging):
         if not isinstance(test_size, int | float):
             raise TypeError(f"`test_size` must be int or float got {type(test_size)}.")
         if shuffle and stratify is not None:
-            raise ValueError(
-                "train_test_split() takes shuffle or stratify, not both: call random_shuffle() "
-                "before, and rows of a class are drawn at random."
-            )
+            raise ValueError("train_test_split() takes shuffle or stratify, not both.")
         dataset = (self.random_shuffle(seed=seed) if shuffle else self)._counted()
         rows = dataset.count()
         is_share = isinstance(test_size, float)
         test = rows - int(rows * (1 - test_size)) if is_share else int(test_size)
         if not 0 < test < rows:
-            raise ValueError(
-                f"train_test_split({test_size!r}) of {rows} rows leaves one part without rows."
-            )
+            raise ValueError(f"train_test_split() of {rows} rows leaves a part without rows.")
         if stratify is not None:
             share = test_size if is_share else test / rows
 
@@ -430,19 +406,14 @@ class Dataset(Rearranging):
             ValueError: ``file_format`` is not png, jpg, jpeg, bmp, tiff or webp.
         """
         if file_format not in IMAGES:
-            raise ValueError(
-                f"write_images(file_format={file_format!r}) must be one of {', '.join(IMAGES)}."
-            )
+            raise ValueError(f"write_images(file_format={file_format!r}) is none of {IMAGES}.")
         write(self, file_format, path, column=column, **options)
 
 
 def _checked(caller: str, expr: Any) -> Expr:
     """Return an expression; TypeError if it is none."""
     if not isinstance(expr, Expr):
-        raise TypeError(
-            f"{caller}({expr!r:.80}) needs an expression of miniray.data.expressions, such as "
-            "col('a') > 5, and not its text; filter() and add_column() take functions."
-        )
+        raise TypeError(f"{caller}({expr!r:.80}) takes an expression, such as col('a') > 5.")
     return expr
 
 

@@ -201,17 +201,14 @@ class Partition(Content):
         return labels[0] if len(labels) == 1 else f"{labels[0]} up to {labels[-1]}"
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
-        return between(self._tables(values), start, stop)
-
-    def _tables(self, values: Sequence[Any]) -> Iterator[Any]:
-        sides = (
+        read = (
             (unit.read(*(values[number] for number in numbers)) for unit, numbers in side)
             for side in self.sides
         )
+        sides = map(itertools.chain.from_iterable, read)
         if self.how is None:
-            for tables in next(sides):
-                yield from tables
+            yield from between(next(sides), start, stop)
             return
         # Tables without columns are of units that were empty before anything was known.
-        read = [[table for tables in side for table in tables] for side in sides]
-        yield self.how.merge([[t for t in side if t.num_columns] or side for side in read])
+        filled = [[t for t in side if t.num_columns] or side for side in map(list, sides)]
+        yield from between([self.how.merge(filled)], start, stop)

@@ -182,15 +182,8 @@ class GroupedData(Aggregating):
         udf, compute = called_with("map_groups", fn, options)
         how = Ordered(self._keys, name="GroupBy")
         below = Exchange((self._dataset._plan,), how, self._partitions)
-        step = MapGroups(
-            f"MapGroups({udf.name})",
-            udf,
-            None,
-            batch_format,
-            zero_copy_batch,
-            True,
-            keys=self._keys,
-        )
+        name, keys = f"MapGroups({udf.name})", self._keys
+        step = MapGroups(name, udf, None, batch_format, zero_copy_batch, True, keys=keys)
         return self._dataset._of(Stage((below,), (step,), compute))
 
     with_column = AbsentAttribute("Dataset.with_column() gives each row the same")

@@ -608,7 +608,7 @@ def test_splits_are_ranges_of_rows(folder: str) -> None:
     assert [part.count() for part in data.range(10).split_proportionately([0.2, 0.5])] == [2, 5, 3]
     tied = data.range(10).split_proportionately([0.2, 0.05])
     assert [part.count() for part in tied] == [1, 1, 8]
-    with pytest.raises(ValueError, match="of 10 rows leaves a part without rows"):
+    with pytest.raises(ValueError, match="of 10 rows leaves a part without"):
         data.range(10).split_proportionately([0.1, 0.05])
     assert [part.count() for part in data.range(100).train_test_split(0.29)] == [71, 29]
     assert [part.count() for part in data.range(3).train_test_split(0.1)] == [2, 1]
@@ -736,7 +736,7 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         dataset.to_tf()
     with pytest.raises(TypeError, match=r"write_parquet\(\).*Did you mean 'compression'"):
         dataset.write_parquet("nowhere", compresion="gzip")
-    with pytest.raises(TypeError, match=r"such as col\('a'\) > 5, and not its text"):
+    with pytest.raises(TypeError, match=r"takes an expression, such as col\('a'\) > 5"):
         dataset.filter(expr=pc.field("id") > 1)
     with pytest.raises(AttributeError, match="no 'write_sql': write from a function"):
         dataset.write_sql("insert into t values (?)", None)
@@ -748,7 +748,7 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         data.DataContext.get_current().target_max_blocksize = 5
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         dataset.nothing  # noqa: B018
-    with pytest.raises(ValueError, match=r"file_format='gif'\) must be one of png"):
+    with pytest.raises(ValueError, match=r"file_format='gif'\) is none of .*'png'"):
         dataset.write_images("nowhere", "id", file_format="gif")
     with pytest.raises(ValueError, match=r"write_parquet\(\): there is no column 'key'"):
         dataset.write_parquet("nowhere", partition_cols=["key"])
