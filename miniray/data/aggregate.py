@@ -217,9 +217,11 @@ class _OfLists(_OfColumn):
         if self._ignore_nulls:
             group, values = group[np.asarray(values.is_valid())], values.drop_null()
         if self.distinct:
-            pairs = pa.table({"group": group, "value": one_zero(values)})
-            pairs = pairs.group_by(["group", "value"], use_threads=False).aggregate([])
-            group, values = pairs.column("group").to_numpy(), pairs.column("value").combine_chunks()
+            values = one_zero(values)
+            pairs = {"group": group, "value": values, ROW: np.arange(len(group))}
+            found = pa.table(pairs).group_by(["group", "value"], use_threads=False)
+            first = np.sort(found.aggregate([(ROW, "min")]).column(f"{ROW}_min"))
+            group, values = group[first], values.take(first)
         ends = np.cumsum(np.bincount(group, minlength=groups))
         return pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), values)
 

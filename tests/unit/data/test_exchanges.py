@@ -224,6 +224,19 @@ def test_aggregates_of_groups_are_those_of_lists(values: list[Any]) -> None:
     assert rows == expected
 
 
+@given(rows_of_keys, st.randoms(use_true_random=False))
+def test_different_values_of_groups_are_those_of_lists_in_their_order(
+    values: list[Any], random: Any
+) -> None:
+    others = [random.choice([None, *range(-9, 9)]) for _ in values]
+    columns = {"k": pa.array(values, pa.int64()), "v": pa.array(others, pa.int64())}
+    grouped = data.from_arrow(pa.table(columns)).groupby("k")
+    rows = made(grouped.aggregate(Unique("v"), CountDistinct("v")))
+    expected = [list(dict.fromkeys(others[n] for n in ns)) for ns in groups_of(values).values()]
+    assert [row["unique(v)"] for row in rows] == expected
+    assert [row["count_distinct(v)"] for row in rows] == [len({*v} - {None}) for v in expected]
+
+
 @given(rows_of_keys, rows_of_keys, st.integers(1, 4))
 def test_groups_of_several_columns_have_the_rows_of_lists(
     first: list[Any], second: list[Any], parts: int
