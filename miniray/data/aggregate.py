@@ -219,6 +219,7 @@ class _OfLists(_OfColumn):
         if self.distinct:
             values = one_zero(values)
             pairs = {"group": group, "value": values, ROW: np.arange(len(group))}
+            # Arrow gives pairs in any order.
             found = pa.table(pairs).group_by(["group", "value"], use_threads=False)
             first = np.sort(found.aggregate([(ROW, "min")]).column(f"{ROW}_min"))
             group, values = group[first], values.take(first)

@@ -228,7 +228,8 @@ def test_aggregates_of_groups_are_those_of_lists(values: list[Any]) -> None:
 def test_different_values_of_groups_are_those_of_lists_in_their_order(
     values: list[Any], random: Any
 ) -> None:
-    others = [random.choice([None, *range(-9, 9)]) for _ in values]
+    pool = [None, *(random.randrange(2**40) for _ in range(20))]
+    values, others = values * 9, [random.choice(pool) for _ in values * 9]
     columns = {"k": pa.array(values, pa.int64()), "v": pa.array(others, pa.int64())}
     grouped = data.from_arrow(pa.table(columns)).groupby("k")
     rows = made(grouped.aggregate(Unique("v"), CountDistinct("v")))
