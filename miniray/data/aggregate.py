@@ -292,10 +292,10 @@ class Quantile(_OfLists):
         lengths = np.bincount(group, minlength=len(lists))
         ends, place = np.cumsum(lengths), np.maximum(lengths - 1, 0) * self._q
         numbers = np.append(numbers[np.lexsort((numbers, group))], np.nan)
-        low, high = (ends - lengths + part(place).astype(int) for part in (np.floor, np.ceil))
+        at = [ends - lengths + part(place).astype(int) for part in (np.floor, np.ceil)]
+        low, high = numbers[at]
         with np.errstate(invalid="ignore"):
-            between = numbers[low] + (numbers[high] - numbers[low]) * (place % 1)
-        found = np.where(low == high, numbers[low], between)
+            found = np.where(low == high, low, low + (high - low) * (place % 1))
         return pa.array(found, mask=null | (lengths == 0))
 
 

@@ -217,12 +217,10 @@ def write(
     if there and mode == "ignore":
         return
     token = f"-{secrets.token_hex(4)}" if mode == "append" else ""
-    known = known_columns(dataset._plan) if column or partition_cols else None
-    key_names(caller, [column] if column else (), known)
+    known = known_columns(dataset._plan) if partition_cols else None
     columns = key_names(caller, partition_cols or (), known)
     numbers = [name.rpartition("/")[2].partition("-")[0] for name in there]
     first = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
-    name = f"Write{kind.capitalize()}"
     below = dataset._plan
     bounds = {"min_rows_per_file": min_rows_per_file, "max_rows_per_file": max_rows_per_file}
     given = [check_whole(caller, n, rows, 1) for n, rows in bounds.items() if rows is not None]
@@ -235,6 +233,7 @@ def write(
     def made() -> Mapping[str, Any]:
         return {**further, **late()}
 
+    name = f"Write{kind.capitalize()}"
     writer = Writer(name, kind, fs, folder, first, token, column, columns, size, made)
     fs.makedirs(folder, exist_ok=True)
     for _ in dataset._units(Stage((below,), (writer,)), ordered=False):
