@@ -39,8 +39,7 @@ class Batches:
 _ARRAYS = "iter_batches() gives NumPy arrays, which JAX and TensorFlow take"
 #: Methods of Ray's datasets that are not here, and what to do instead.
 ABSENT = {
-    "iter_jax_batches": _ARRAYS,
-    "iter_tf_batches": _ARRAYS,
+    "iter_*": _ARRAYS,
     "mix": "union() and random_shuffle() mix datasets",
     "set_name": "a dataset is named after what its last stage does",
     "streaming_train_test_split": "train_test_split() reads nothing if rows are known by number",

@@ -110,11 +110,11 @@ class Consumption(Reading):
         Raises:
             ValueError: There are more than ``limit``.
         """
-        rows: list[dict[str, Any]] = []
-        for table in self._tables():
-            rows += table_to_rows(table)
-            if limit is not None and len(rows) > limit:
-                raise ValueError(f"take_all(limit={limit}): the dataset has more rows.")
+        if limit is None:
+            return [row for table in self._tables() for row in table_to_rows(table)]
+        rows = self.take(limit + 1)
+        if len(rows) > limit:
+            raise ValueError(f"take_all(limit={limit}): the dataset has more rows.")
         return rows
 
     def show(self, limit: int = 20) -> None:

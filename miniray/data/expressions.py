@@ -218,15 +218,12 @@ def _parse(node: Any, text: str) -> Expr:
             return inner(left).is_in(ast.literal_eval(values))
         case ast.Compare(left=left, ops=[ast.NotIn()], comparators=[values]):
             return ~inner(ast.Compare(left, [ast.In()], [values]))
-        case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *others]) if ops:
-            first = ast.Compare(left, [op], [middle])
-            return inner(first) & inner(ast.Compare(middle, ops, others))
         case (
             ast.Compare(left=left, ops=[op], comparators=[right])
             | ast.BinOp(left=left, op=op, right=right)
         ) if type(op) in _OPERATORS:
             return Expr(_OPERATORS[type(op)][1], (inner(left), inner(right)))
     raise ValueError(
-        f"{text!r} has {ast.unparse(node)!r}. Use columns, values, + - * / // %, comparisons, "
-        f"in, and, or, not."
+        f"{text!r} has {ast.unparse(node)!r}. Use columns, values, + - * / // %, comparisons "
+        f"of two, in, and, or, not."
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.data.blocks import no_rows
 from miniray.data.context import TASKS, Compute
+from miniray.data.sources import ENDLESS
 from miniray.data.tables import concat
 from miniray.data.transforms import Columns, FilterExpr, Transform
 
@@ -37,27 +38,25 @@ class Read(PlanNode):
 
     Attributes:
         shuffle: From which an order of the units is drawn; None: as they come.
-        head: Rows of each unit, at most; None: all.
+        head: Rows of each unit, at most.
     """
 
     inputs: tuple[PlanNode, ...] = dataclasses.field(default=(), init=False)
     source: Datasource
     shuffle: int | None = None
-    head: int | None = None
+    head: int = ENDLESS
 
     @property
     def name(self) -> str:
         return self.source.name
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        if self.head is not None:
-            wish = dataclasses.replace(wish, most=self.head)
-        units = self.source.units(wish)
+        units = self.source.units(dataclasses.replace(wish, most=self.head))
         if self.shuffle is not None:
             found = list(units)
             random.Random(self.shuffle).shuffle(found)  # noqa: S311 -- no secret
             units = iter(found)
-        return units if self.head is None else (unit.part(0, self.head) for unit in units)
+        return (unit.part(0, self.head) for unit in units)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ class MapGroups(MapBatches):
     keys: tuple[str, ...] = ()
 
     def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
-        for table in tables:
+        for table in filter(len, tables):
             whole = Rows.of(table)
             if not self.keys:
                 yield whole

@@ -232,7 +232,7 @@ class MapBatches(UserStep):
     changes_count: bool | None = None
 
     def batches(self, tables: Iterator[Any]) -> Iterator[Rows]:
-        """Yield the rows for which the function is called."""
+        """Yield the rows, some each time, for which the function is called."""
         if isinstance(self.batch_size, int):
             return batched(tables, self.batch_size)
         whole = resized if self.batch_size == "auto" else gathered  # small files are a table each
@@ -271,14 +271,11 @@ class MapBatches(UserStep):
         """Yield a batch's number of rows, their name in errors, and the batch."""
         at = 0
         for rows in self.batches(tables):
-            count = rows.num_rows
-            if not count:
-                continue  # functions need not be ready for empty batches
-            named = _rows_text(at, count)
-            at += count
+            named = _rows_text(at, rows.num_rows)
+            at += rows.num_rows
             with told(self.name, where, named):
                 batch = rows.batch(self.batch_format, writable=not self.zero_copy)
-            yield count, named, batch
+            yield rows.num_rows, named, batch
             del batch  # before the next one is made
 
     def _call(self, batch: Any, rows: str, where: Where) -> Iterator[Any]:
