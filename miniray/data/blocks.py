@@ -368,12 +368,10 @@ def from_file(table: Any) -> Any:
     unknown to pyarrow stay as they are stored; nothing is unpickled.
     """
     for index, field in enumerate(table.schema):
-        kind = _ray_type(field)
-        if kind is None:
-            continue
-        with contextlib.suppress(pa.ArrowInvalid):  # cells of another size
-            values = table.column(index).cast(kind.storage_type).cast(kind)
-            table = table.set_column(index, field.name, values)
+        if kind := _ray_type(field):
+            with contextlib.suppress(pa.ArrowInvalid):  # cells of another size
+                values = table.column(index).cast(kind.storage_type).cast(kind)
+                table = table.set_column(index, field.name, values)
     return table
 
 

@@ -46,7 +46,7 @@ def concat(tables: Sequence[Any]) -> Any:
     try:
         return _large(pa.concat_tables(_alike(filled), promote_options="permissive"))
     except pa.ArrowException as error:
-        raise ValueError(f"{error}. A column needs one type: convert it before.") from error
+        raise ValueError(f"{error}. A column needs one type in all rows: convert it.") from error
 
 
 def _large(table: Any) -> Any:
