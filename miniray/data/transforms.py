@@ -369,6 +369,4 @@ class Gather(Transform):
     name = "Repartition"
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        found = list(tables)
-        if found:
-            yield concat(found)
+        yield concat(list(tables))
