@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from miniray.api import is_initialized
+from miniray.api import is_initialized, put
 from miniray.data.batches import Reading, check_whole
 from miniray.data.blocks import check_format, shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
@@ -111,7 +112,7 @@ class Consumption(Reading):
             ValueError: There are more than ``limit``.
         """
         if limit is None:
-            return [row for table in self._tables() for row in table_to_rows(table)]
+            return list(itertools.chain.from_iterable(map(table_to_rows, self._tables())))
         rows = self.take(limit + 1)
         if len(rows) > limit:
             raise ValueError(f"take_all(limit={limit}): the dataset has more rows.")
@@ -193,8 +194,6 @@ class Consumption(Reading):
 
     def to_numpy_refs(self, *, column: str | None = None) -> list[Any]:
         """Return refs of the blocks: dictionaries of arrays, or arrays of one column."""
-        from miniray.api import put
-
         refs = []
         for table in self._tables():
             check_columns("to_numpy_refs(): the data", [column] if column else (), table)
@@ -263,8 +262,6 @@ def _whole(tables: Iterator[Any]) -> Any:
 
 def stored(unit: ReadUnit, *, whole: bool = False) -> ReadUnit:
     """Return a unit whose rows are a block in the object store, and if ``whole`` all of one."""
-    from miniray.api import put
-
     is_block = isinstance(unit.content, BlockRows) and unit.table is None
     if is_block and (not whole or (unit.whole and unit.rows is not None)):
         return unit
