@@ -236,8 +236,14 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
     options.update(options.pop("ray_remote_args", None) or {})
     if strategy is not None and concurrency is not None:
         raise ValueError(f"{caller}() takes compute or concurrency, not both.")
-    if strategy is None:
-        strategy = _from_concurrency(caller, udf, concurrency)
+    sizes = (None, *concurrency) if isinstance(concurrency, tuple) else (concurrency,)
+    kind: Any = ActorPoolStrategy if udf.is_class else TaskPoolStrategy
+    try:
+        strategy = strategy or kind(*sizes)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{caller}(concurrency={concurrency!r}) must be a number, or for a class (least, most)."
+        ) from None
     if isinstance(strategy, ActorPoolStrategy):
         remote(**options)(Compute)  # it raises what is wrong with the options
         return Compute(*strategy.bounds, strategy.initial_size or 0, options)
@@ -248,16 +254,3 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
         )
     remote(**options)(called_with)
     return Compute(most=strategy.size or 0, options=options)
-
-
-def _from_concurrency(caller: str, udf: Udf, value: Any) -> TaskPoolStrategy | ActorPoolStrategy:
-    try:
-        if udf.is_class:
-            sizes = (None, *value) if isinstance(value, tuple) else (value,)
-            return ActorPoolStrategy(*sizes)
-        return TaskPoolStrategy(value)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{caller}(concurrency={value!r}) must be a number, or for a class (least, most) or "
-            f"(least, most, initial)."
-        ) from None

@@ -88,8 +88,7 @@ def _comparable(table: Any, name: str, who: str) -> Any:
     kind = values.type
     if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
         raise DataError(
-            f"{who}: the column {name!r} has the type {shown_type(kind)}, whose values have no "
-            f"order. Add a column of numbers or text to use in its place."
+            f"{who}: the column {name!r} has the type {shown_type(kind)}, which has no order."
         )
     views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     if kind in (*views, pa.float16()):

@@ -46,8 +46,11 @@ if TYPE_CHECKING:
 _ITEMS = 16
 
 
-def _of_units(units: Sequence[ReadUnit], name: str, schema: Any = None) -> Dataset:
-    return Dataset(Read(UnitsDatasource(units, schema, name=name)))
+def _of_tables(caller: str, name: str, tables: Sequence[Any], options: Any) -> Dataset:
+    checked_options(caller, options, ())
+    schema = concat([table.slice(0, 0) for table in tables]).schema
+    units = list(map(BlockRows.unit, tables))
+    return Dataset(Read(UnitsDatasource(units, schema if schema.names else None, name=name)))
 
 
 def _numbers(caller: str, n: Any, shape: Sequence[int] | None, options: Any) -> Dataset:
@@ -55,7 +58,8 @@ def _numbers(caller: str, n: Any, shape: Sequence[int] | None, options: Any) -> 
     n = check_whole(caller, "n", n, 0)
     numbers = Numbers(n, None if shape is None else tuple(shape))
     schema = next(numbers.tables(0, 0)).schema
-    return _of_units([ReadUnit(numbers, n, n * 8 * math.prod(shape or (1,)))], "ReadRange", schema)
+    unit = ReadUnit(numbers, n, n * 8 * math.prod(shape or (1,)))
+    return Dataset(Read(UnitsDatasource([unit], schema, name="ReadRange")))
 
 
 def range(n: int, **options: Any) -> Dataset:
@@ -70,20 +74,13 @@ def range_tensor(n: int, *, shape: Sequence[int] = (1,), **options: Any) -> Data
 
 def from_items(items: Sequence[Any], **options: Any) -> Dataset:
     """Return a row for each item: a dictionary as it is, others in the column "item"."""
-    checked_options("from_items", options, ())
-    table = items_to_table(items)
-    schema = table.schema if table.num_columns else None
-    return _of_units([BlockRows.unit(table)], "FromItems", schema)
+    return _of_tables("from_items", "FromItems", [items_to_table(items)], options)
 
 
 def from_arrow(tables: Any, **options: Any) -> Dataset:
     """Return the rows of a ``pyarrow.Table``, or of several."""
-    checked_options("from_arrow", options, ())
     given = tables if isinstance(tables, list | tuple) else [tables]
-    found = [batch_to_table(table) for table in given]
-    units = list(map(BlockRows.unit, found))
-    schema = concat([table.slice(0, 0) for table in found]).schema
-    return _of_units(units, "FromArrow", schema)
+    return _of_tables("from_arrow", "FromArrow", list(map(batch_to_table, given)), options)
 
 
 def from_pandas(dfs: Any, **options: Any) -> Dataset:
