@@ -93,8 +93,9 @@ class AggregateFn:
     def results(self, *parts: Any) -> Any:
         """Return the results of all groups.
 
-        ``parts`` are what the functions of Arrow have made of the results of theirs for rows, or
-        all accumulators, and for each group the list of the numbers of its own.
+        Args:
+            *parts: What the second functions of ``parts`` have made; if there are none, all
+                accumulators, and for each group the list of the numbers of its own.
         """
         made, rows = parts
         values = values_of(made)
