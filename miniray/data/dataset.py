@@ -183,10 +183,10 @@ class Dataset(Rearranging):
 
     def select_columns(self, cols: str | Sequence[str]) -> Dataset:
         """Keep these columns, in this order. Parquet files are read with them only."""
-        return self._columns("SelectColumns", "select", key_names("select_columns", cols))
+        return self._columns("SelectColumns", "select", list(key_names("select_columns", cols)))
 
     def drop_columns(self, cols: str | Sequence[str]) -> Dataset:
-        return self._columns("DropColumns", "drop_columns", key_names("drop_columns", cols))
+        return self._columns("DropColumns", "drop_columns", list(key_names("drop_columns", cols)))
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str]) -> Dataset:
         """Rename columns: new names by the old ones, or a new name for each column."""
@@ -197,10 +197,9 @@ class Dataset(Rearranging):
                     f"rename_columns({list(names)}) must name each of: {', '.join(known)}."
                 )
             names = dict(zip(known, names, strict=True))
-        return self._columns("RenameColumns", "rename_columns", names)
+        return self._columns("RenameColumns", "rename_columns", dict(names))
 
     def _columns(self, kind: str, method: str, names: Any) -> Dataset:
-        names = dict(names) if isinstance(names, Mapping) else list(names)
         return self._apply(Columns(f"{kind}({', '.join(names)})", method, names))
 
     # --- rows ---------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def write(
     /,
     *,
     filesystem: Any = None,
-    mode: Any = "append",
+    mode: str = "append",
     min_rows_per_file: int | None = None,
     max_rows_per_file: int | None = None,
     column: str = "",
@@ -205,7 +205,6 @@ def write(
         ValueError: A value makes no sense, or mode="create" and there are files.
     """
     caller = f"write_{'numpy' if kind == 'npy' else 'images' if kind in IMAGES else kind}"
-    mode = str(getattr(mode, "value", mode)).lower()
     if mode not in _MODES:
         raise ValueError(f"{caller}(mode={mode!r}) must be one of {', '.join(_MODES)}.")
     late = options.pop(f"arrow_{kind}_args_fn", None) or dict
