@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from miniray.common.names import format_bytes
 from miniray.logs.screen import ERASE_BELOW, SCREEN, draw, is_terminal, stream, terminal_size, write
@@ -20,8 +20,7 @@ _MOST = 200
 _SHOWN_AFTER, _BETWEEN = 1.0, 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A task's report on a block that it has made.
 
     Attributes:
