@@ -168,27 +168,21 @@ def together(
     units = [unit for side in sides for unit in side]
     rows = [unit.rows for unit in sides[0]]
     known = None not in rows and (how is None or how.keeps_count)
-    # Several units may need the same block, which is loaded only once.
-    refs = {id(ref): ref for unit in units for ref in unit.refs}
-    places = {each: number for number, each in enumerate(refs)}
-    bare = tuple(
-        tuple((unit.bare(), tuple(places[id(ref)] for ref in unit.refs)) for unit in side)
-        for side in sides
-    )
+    bare = tuple(tuple((unit.bare(), len(unit.refs)) for unit in side) for side in sides)
     return ReadUnit(
         Partition(bare, how, place),
         sum(filter(None, rows)) if known else None,
         sum(unit.size for unit in units),
-        tuple(refs.values()),
+        tuple(ref for unit in units for ref in unit.refs),
         key=key,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Partition(Content):
-    """Units that are read together, each with the numbers of the refs that it needs."""
+    """Units that are read together, each with how many refs it needs of those of all."""
 
-    sides: tuple[tuple[tuple[ReadUnit, tuple[int, ...]], ...], ...]
+    sides: tuple[tuple[tuple[ReadUnit, int], ...], ...]
     how: How | None
     place: tuple[int, int]
 
@@ -201,8 +195,9 @@ class Partition(Content):
         return labels[0] if len(labels) == 1 else f"{labels[0]} up to {labels[-1]}"
 
     def tables(self, start: int, stop: int, *values: Any) -> Iterator[Any]:
+        left = iter(values)
         read = (
-            (unit.read(*(values[number] for number in numbers)) for unit, numbers in side)
+            (unit.read(*itertools.islice(left, count)) for unit, count in side)
             for side in self.sides
         )
         sides = map(itertools.chain.from_iterable, read)

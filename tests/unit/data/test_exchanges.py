@@ -644,10 +644,11 @@ def test_quantiles_of_large_values_are_those_of_numpy_and_leave_out_nan_as_in_ra
     assert [row["q"] for row in found] == [math.inf, 3.0, 1.0, None]
 
 
-def test_a_value_that_several_units_need_goes_to_their_task_once() -> None:
-    ref: Any = object()
-    whole = ReadUnit(BlockRows(), 9, refs=(ref,))
-    unit = together([[whole.part(0, 2), whole.part(7, 9)]])
-    assert unit.refs == (ref,)
-    table = pa.table({"n": range(9)})
-    assert pa.concat_tables(unit.read(table))["n"].to_pylist() == [0, 1, 7, 8]
+def test_units_that_are_read_together_get_the_values_of_their_own_refs() -> None:
+    tables = [pa.table({"n": range(low, low + 4)}) for low in (0, 4)]
+    wholes = [ReadUnit(BlockRows(), 4, refs=(ref,)) for ref in ("a ref", "another")]
+    inner = together([[wholes[0].part(0, 2), wholes[1].part(3, 4)]])
+    unit = together([[wholes[1].part(0, 1), inner]])
+    assert unit.refs == ("another", "a ref", "another")
+    found = pa.concat_tables(unit.read(tables[1], tables[0], tables[1]))
+    assert found["n"].to_pylist() == [4, 0, 1, 7]
