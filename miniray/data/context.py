@@ -136,9 +136,7 @@ class ActorPoolStrategy:
         whole = all(isinstance(each, int) and each > 0 for each in numbers)
         alone = self.size is None or len(numbers) == 1
         if not whole or not alone or numbers != sorted(numbers):
-            raise ValueError(
-                f"{self!r}: give size alone, or 1 <= min_size <= initial_size <= max_size."
-            )
+            raise ValueError(f"{self!r}: size alone, or 1 <= min_size <= initial_size <= max_size.")
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -207,14 +205,10 @@ def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Ud
     """
     is_class = isinstance(function, type)
     if not callable(function) or (is_class and "__call__" not in dir(function)):
-        raise TypeError(
-            f"{caller}() takes a function or a class with __call__, not {function!r:.80}."
-        )
+        raise TypeError(f"{caller}() takes a function or a callable class, not {function!r:.80}.")
     called = vars(function).get("__call__") if is_class else function
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        raise TypeError(
-            f"{caller}({function.__name__}) is async: call asyncio.run(...) in a plain function."
-        )
+        raise TypeError(f"{caller}({function.__name__}) is async: call it by asyncio.run().")
     udf = Udf(
         function,
         tuple(options.pop("fn_args", None) or ()),
@@ -223,9 +217,7 @@ def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Ud
         options.pop("fn_constructor_kwargs", None) or {},
     )
     if not is_class and (udf.init_args or udf.init_kwargs):
-        raise ValueError(
-            f"{caller}(fn_constructor_args=...) is for classes, and {udf.name} is a function."
-        )
+        raise ValueError(f"{caller}(fn_constructor_args=) is for classes: {udf.name} is none.")
     return udf, _compute_of(caller, udf, options)
 
 

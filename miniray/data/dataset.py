@@ -131,9 +131,7 @@ class Dataset(Rearranging):
         udf, compute = called_with("map_batches", fn, options)
         gpus = compute.options.get("num_gpus")
         if gpus and not isinstance(batch_size, int):  # a block may not fit its memory
-            raise ValueError(
-                f"map_batches({udf.name}, num_gpus={gpus}) needs a batch_size that fits the GPU."
-            )
+            raise ValueError(f"map_batches(num_gpus={gpus}) needs a batch_size that fits the GPU.")
         name, changes = f"MapBatches({udf.name})", udf_modifying_row_count
         step = MapBatches(name, udf, batch_size, batch_format, zero_copy_batch, changes)
         return self._apply(step, compute)
@@ -193,9 +191,7 @@ class Dataset(Rearranging):
         if not isinstance(names, Mapping):
             known = self.columns() or []
             if len(known) != len(names):
-                raise ValueError(
-                    f"rename_columns({list(names)}) must name each of: {', '.join(known)}."
-                )
+                raise ValueError(f"rename_columns({list(names)}) must name each of {known}.")
             names = dict(zip(known, names, strict=True))
         return self._columns("RenameColumns", "rename_columns", dict(names))
 

@@ -148,8 +148,7 @@ def from_huggingface(dataset: Any, **options: Any) -> Dataset:
     """
     checked_options("from_huggingface", options, ())
     if isinstance(dataset, dict):
-        parts = ", ".join(map(repr, dataset))
-        raise TypeError(f"from_huggingface() takes one dataset; the dictionary has {parts}.")
+        raise TypeError(f"from_huggingface() takes one dataset, and not {list(dataset)}.")
     if not hasattr(dataset, "__len__") or must_be_decoded(dict(dataset.features)):
         return from_torch(dataset)
     return from_arrow(dataset.with_format("arrow")[:])  # files that tasks may not have are mapped

@@ -30,7 +30,7 @@ from miniray.data.tables import gathered, rebatched
 from miniray.data.transforms import DataError, Transform, check_columns, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from miniray.data.transforms import Where
 
@@ -40,36 +40,41 @@ _MODES = ("append", "create", "overwrite", "ignore", "error")
 IMAGES = ("png", "jpg", "jpeg", "bmp", "tiff", "webp")
 
 
-def _json_lines(table: Any, *, ensure_ascii: bool = True, allow_nan: bool = False) -> Iterable[str]:
-    """Return the rows of a table, which has some, as JSON; options are as of ``json.dumps``.
+def _write_json(
+    table: Any, sink: Any, *, ensure_ascii: bool = True, allow_nan: bool = False
+) -> None:
+    """Write the rows of a table, which has some, as JSON; options are as of ``json.dumps``.
 
     NaN and infinity are null if they are not allowed: JSON has none.
     """
-    given: Any = {"ensure_ascii": ensure_ascii, "allow_nan": allow_nan}
-    columns = [_json_cells(values_of(values), **given) for values in table.columns]
+    columns = []
+    for values in table.columns:
+        nested = pa.types.is_nested(values.type) or isinstance(values.type, pa.BaseExtensionType)
+        given = {"nested": nested, "ensure_ascii": ensure_ascii, "allow_nan": allow_nan}
+        columns.append(_json_cells(values_of(values), **given))
     named = (json.dumps(name, ensure_ascii=ensure_ascii) for name in table.column_names)
     row = ", ".join(f"{name.replace('%', '%%')}: %s" for name in named)
-    return map(f"{{{row}}}".__mod__, zip(*columns, strict=True) if columns else [()] * len(table))
+    line = f"{{{row}}}\n"
+    rows = zip(*columns, strict=True) if columns else [()] * len(table)
+    sink.writelines((line % cells).encode() for cells in rows)
 
 
-def _json_cells(cells: list[Any], **given: Any) -> list[str]:
-    """Return cells as JSON, all at once if they have no values within: it has no other line end."""
+def _json_cells(cells: list[Any], *, nested: bool, **given: Any) -> list[str]:
     try:
-        texts = json.dumps(cells, separators=("\n", ": "), default=_plain, **given)
+        if nested:
+            return list(map(json.JSONEncoder(default=_plain, **given).encode, cells))
+        # At once: there is no other line end in JSON.
+        return json.dumps(cells, separators=("\n", ":"), default=_plain, **given)[1:-1].split("\n")
     except ValueError:
         plain = json.loads(json.dumps(cells, default=_plain), parse_constant=lambda _: None)
-        return _json_cells(plain, **{**given, "allow_nan": True})
-    found = texts[1:-1].split("\n")
-    if len(found) == len(cells):
-        return found
-    return list(map(json.JSONEncoder(default=_plain, **given).encode, cells))
+        return _json_cells(plain, nested=nested, **{**given, "allow_nan": True})
 
 
 #: The writer of each kind of files, and other functions that take its options.
 _OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "parquet": (pq.write_table, pq.ParquetWriter),
     "csv": (pyarrow.csv.write_csv,),
-    "json": (_json_lines,),
+    "json": (_write_json,),
 }
 
 
@@ -143,11 +148,8 @@ class Writer(Transform):
             raise DataError(
                 f"{self.name}: the column {pickled[0]!r} has Python objects: drop or convert it."
             )
-        if self.kind in ("parquet", "csv"):
+        if self.kind in _OPTIONS:
             _OPTIONS[self.kind][0](table, sink, **self.options())
-        elif self.kind == "json":
-            lines = _json_lines(table, **self.options())
-            sink.writelines(f"{line}\n".encode() for line in lines)
         elif self.kind == "npy":
             np.save(sink, to_numpy(table.column(self.column)), allow_pickle=False)
         else:
