@@ -259,14 +259,14 @@ class Dataset(Rearranging):
         """
         total = sum(proportions)
         if not proportions or min(proportions) <= 0 or total >= 1:
-            raise ValueError(f"split_proportionately({proportions}) must be above 0, and below 1.")
+            raise ValueError(f"split_proportionately({proportions}) must be above 0 and below 1.")
 
         def ends(rows: int) -> list[int]:
             found = [int(rows * share) for share in itertools.accumulate(proportions)]
             for place in range(len(found) - 1, 0, -1):
                 found[place - 1] = min(found[place - 1], found[place] - 1)
             if found[0] < 1:
-                raise ValueError(f"split_proportionately() of {rows} rows leaves a part without.")
+                raise ValueError(f"split_proportionately({proportions}): {rows} rows are too few.")
             return [0, *found, rows]
 
         return self._between(ends)
@@ -300,7 +300,7 @@ class Dataset(Rearranging):
         is_share = isinstance(test_size, float)
         test = rows - int(rows * (1 - test_size)) if is_share else int(test_size)
         if not 0 < test < rows:
-            raise ValueError(f"train_test_split() of {rows} rows leaves a part without rows.")
+            raise ValueError(f"train_test_split({test_size}) of {rows} rows leaves a part empty.")
         if stratify is not None:
             share = test_size if is_share else test / rows
 

@@ -236,7 +236,7 @@ class Rearranging(Consumption, Aggregating):
         given = shuffle or keys is not None or sort
         if (num_blocks is None) == (rows is None) or (given and rows is not None):
             raise ValueError(
-                "repartition() takes one of num_blocks (shuffle, keys), target_num_rows_per_block."
+                "repartition() takes num_blocks, or target_num_rows_per_block and no shuffle, keys."
             )
         if rows is not None:
             rows = check_whole("repartition", "target_num_rows_per_block", rows, 1)
