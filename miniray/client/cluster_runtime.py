@@ -60,6 +60,10 @@ def _nothing() -> None:
     pass
 
 
+def _no_call() -> None:
+    return None
+
+
 def _no_actor() -> None:
     raise RuntimeError("There is no actor in this process.")
 
@@ -78,6 +82,8 @@ class ProcessHooks(NamedTuple):
     works: Callable[[], Iterable[tuple[bytes, str, float | None]]] = tuple
     #: Called in a child that user code forks, after the inherited descriptors are closed.
     in_forked_child: Callable[[], None] = _nothing
+    #: Loads the arguments of the call of this actor that waits next.
+    next_arguments: Callable[[], tuple[Any, ...] | None] = _no_call
 
 
 class ClusterRuntime(Runtime):
@@ -297,6 +303,9 @@ class ClusterRuntime(Runtime):
             raise RuntimeError("This code does not run in an actor.")
         # Not counted, as in Ray: an actor that keeps its own handle would never end.
         return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
+
+    def next_arguments(self) -> tuple[Any, ...] | None:
+        return self._process.next_arguments()
 
     def owns_actors(self) -> bool:
         return self.actors.owns_any()

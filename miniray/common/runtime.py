@@ -295,6 +295,14 @@ class Runtime(abc.ABC):
     def exit_actor(self) -> None:
         """End the current actor after this call (raises inside the method)."""
 
+    def next_arguments(self) -> tuple[Any, ...] | None:
+        """Load the positional arguments of the call of this actor that waits next.
+
+        That call gets the same objects. It is for a thread of the call that runs, and has to
+        return before that one ends. None: no call waits, or its values are not on this node.
+        """
+        return None
+
     def owns_actors(self) -> bool:
         """Return whether actors may live that end with this process."""
         return True

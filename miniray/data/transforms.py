@@ -247,12 +247,12 @@ class MapBatches(UserStep):
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        return tabulated(self._results(tables, where), _AUTO)
-
-    def _results(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        """Yield what the function returns, as ``tabulated`` takes it."""
         ahead = int(self.udf.is_object)  # one, as of a model, may keep a GPU busy meanwhile
         batches = read_ahead(self._batches(tables, where), ahead, "miniray-batches")
+        return tabulated(self._results(batches, where), _AUTO)
+
+    def _results(self, batches: Iterator[tuple[int, str, Any]], where: Where) -> Iterator[Any]:
+        """Yield what the function returns for batches, as ``tabulated`` takes it."""
         for count, rows, batch in batches:
             made = 0
             for result in self._call(batch, rows, where):

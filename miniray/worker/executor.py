@@ -391,12 +391,24 @@ class Executor:
         interruption.allowed = True
         if execution.cancelled:  # before it began
             raise TaskCancelledError(work.name)
-        args, kwargs = load_arguments(self._runtime, work)
+        loaded, work.loaded = work.loaded, None
+        args, kwargs = loaded or load_arguments(self._runtime, work)
+        del loaded
         if not is_task:
             interruption.allowed = False  # a method that has begun runs on
             if execution.cancelled:
                 raise TaskCancelledError(work.name)
         return function(*args, **kwargs)
+
+    def next_arguments(self) -> tuple[Any, ...] | None:
+        """Load the arguments of the call that is next in the queue; see ``Runtime``."""
+        work = self._queue.first()
+        if work is None or work.ahead:
+            return None
+        with contextlib.suppress(Exception):  # it is raised again when the call's turn has come
+            args, _ = work.loaded = load_arguments(self._runtime, work)
+            return args
+        return None
 
     def resolve(self, work: Work) -> Callable[..., Any]:
         """Return the function or method that a piece of work calls."""

@@ -79,6 +79,7 @@ class WorkerProcess:
                 self._executing,
                 self._works,
                 self._in_forked_child,
+                self._next_arguments,
             ),
         )
         self.runtime = self._attachment.runtime
@@ -100,6 +101,9 @@ class WorkerProcess:
 
     def _works(self) -> Iterator[tuple[bytes, str, float | None]]:
         return self.executor.works()
+
+    def _next_arguments(self) -> tuple[Any, ...] | None:
+        return self.executor.next_arguments()
 
     def _on_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Handle ``breakpoint()`` in user code: wait for a terminal, as there is none here."""

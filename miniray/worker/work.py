@@ -71,6 +71,8 @@ class Work:
     started: float = 0.0
     #: Refs of the arguments while the call runs; the caller holds them meanwhile.
     held: list[ObjectRef[Any]] | None = None
+    #: Arguments that were loaded before its turn.
+    loaded: Arguments | None = None
     #: Items of the stream that the caller took; -1: it reads no further.
     consumed: int = 0
     #: Set when ``consumed`` has changed, or when the sent items are written.
@@ -137,6 +139,13 @@ class WorkQueue:
             IndexError: The queue is empty.
         """
         return self._items.popleft()
+
+    def first(self) -> Work | None:
+        """Return the next one, which stays."""
+        try:
+            return self._items[0]
+        except IndexError:
+            return None
 
     def remove(self, work: Work) -> bool:
         """Take this piece of work out; False if it does not wait here."""

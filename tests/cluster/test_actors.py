@@ -12,6 +12,7 @@ from cluster_helpers import wait_for_file, wait_until
 
 import miniray
 from miniray.actor import ActorClass, ActorHandle
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import (
     PendingCallsLimitExceeded,
     RayActorError,
@@ -107,6 +108,28 @@ def test_calls_run_in_order_although_an_argument_comes_late(tmp_path: Path) -> N
     second = counter.add.remote(1)
     (tmp_path / "go").touch()
     assert miniray.get([first, second]) == [100, 101]
+
+
+def test_the_arguments_of_the_next_call_can_be_loaded_while_one_runs(tmp_path: Path) -> None:
+    class Ahead:
+        def first(self) -> int:
+            runtime = current_runtime()
+            wait_until(lambda: runtime.next_arguments() is not None)
+            self.found = runtime.next_arguments()
+            return len(self.found or ())
+
+        def second(self, large: bytes, *, small: int) -> tuple[bool, int]:
+            assert self.found is not None
+            return large is self.found[0], small
+
+        def third(self) -> object:
+            return current_runtime().next_arguments()
+
+    actor = miniray.remote(Ahead).remote()
+    large = miniray.put(bytes(2**20))
+    first, second = actor.first.remote(), actor.second.remote(large, small=3)
+    assert miniray.get([first, second]) == [1, (True, 3)]
+    assert miniray.get(actor.third.remote()) is None
 
 
 def test_each_actor_has_a_process_of_its_own() -> None:

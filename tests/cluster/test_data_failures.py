@@ -13,13 +13,14 @@ from cluster_helpers import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import miniray
 from miniray import data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 np = pytest.importorskip("numpy")
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("cluster")
 CLUSTER = {"num_cpus": 2}
 
@@ -56,6 +57,24 @@ def test_an_actor_of_a_pool_that_dies_is_started_again(tmp_path: Path) -> None:
             return function(batch)
 
     dataset = data.range(1000).map_batches(Model, batch_size=10, concurrency=2)
+    assert rows_of(dataset) == list(range(1000))
+    assert (tmp_path / "died").exists()
+
+
+@pytest.mark.parametrize("at", [200, 213, 219])
+def test_an_actor_that_dies_while_it_reads_ahead_of_its_call_loses_no_row_and_doubles_none(
+    tmp_path: Path, at: int
+) -> None:
+    function = dies_once(tmp_path, at)
+
+    class Model:
+        def __call__(self, batch: Any) -> Any:
+            return function(batch)
+
+    pad = [bytes(2**14)] * 20  # blocks are in shared memory
+    tables = [pa.table({"id": range(n, n + 20), "pad": pad}) for n in range(0, 1000, 20)]
+    blocks = data.from_arrow_refs([miniray.put(table) for table in tables])
+    dataset = blocks.map_batches(Model, batch_size=5, concurrency=1)
     assert rows_of(dataset) == list(range(1000))
     assert (tmp_path / "died").exists()
 

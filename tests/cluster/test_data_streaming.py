@@ -372,6 +372,19 @@ def test_random_numbers_of_functions_are_the_same_in_every_run() -> None:
     assert dataset.take_all() == dataset.take_all()
 
 
+def test_random_numbers_of_a_class_are_the_same_for_any_number_of_actors() -> None:
+    class Drawn:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {**batch, "x": np.random.random(len(batch["id"]))}
+
+    blocks = miniray.data.range(1000).map_batches(lambda batch: batch, batch_size=25)
+    one, two = (
+        blocks.map_batches(Drawn, batch_size=10, concurrency=actors).take_all() for actors in (1, 2)
+    )
+    assert one == two
+    assert [row["id"] for row in one] == list(range(1000))
+
+
 #: Stands for PyTorch: it is loaded when the task has begun, or after a minute.
 TORCH = """
 import pathlib, time
@@ -503,6 +516,22 @@ def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
     batches = miniray.data.range(10**5).map_batches(endless, batch_size=1000).iter_batches()
     reader = iter(batches)
     assert len(next(reader)["id"]) == 256
+    reader.close()  # type: ignore[attr-defined]
+    wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=20)
+
+
+def test_a_reader_of_a_pool_that_stops_early_leaves_nothing_running() -> None:
+    from cluster_helpers import wait_until
+
+    class Slow:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(0.01)
+            return batch
+
+    blocks = miniray.data.range(10**5).map_batches(lambda batch: batch, batch_size=1000)
+    pool = blocks.map_batches(Slow, batch_size=500, concurrency=2, num_cpus=0.5)
+    reader = iter(pool.iter_batches(batch_size=100))
+    assert list(next(reader)["id"]) == list(range(100))
     reader.close()  # type: ignore[attr-defined]
     wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=20)
 

@@ -2,15 +2,16 @@
 
 import dataclasses
 import threading
+import types
 
 import numpy as np
 import pytest
 
 from miniray import data
 from miniray.data.exchange import together
-from miniray.data.sources import Content, CutWish, ReadUnit
+from miniray.data.sources import BlockRows, Content, CutWish, ReadUnit
 from miniray.data.transforms import MapBatches, Udf, Where
-from miniray.data.work import StageWork
+from miniray.data.work import PoolWorker, StageWork
 
 pa = pytest.importorskip("pyarrow")
 
@@ -99,6 +100,118 @@ def test_a_reader_that_stops_ends_the_thread_that_reads_ahead_and_an_error_comes
     assert [next(found).column("id").to_pylist() for _ in range(3)] == [[0], [1], [2]]
     with pytest.raises(OSError, match="gone"):
         next(found)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Numbers(Content):
+    """A file of some numbers; ``read`` is set when it is read."""
+
+    numbers: list[int]
+    read: threading.Event = dataclasses.field(default_factory=threading.Event)
+    label = "numbers"
+
+    def tables(self, start, stop, *values):
+        assert not self.read.is_set()
+        self.read.set()
+        yield pa.table({"n": self.numbers})
+
+
+class Block(Numbers, BlockRows):
+    """A block of some numbers."""
+
+
+class Drawing:
+    """A class that draws random numbers, and tells the first number of each batch."""
+
+    def __init__(self, called):
+        self.called = called
+
+    def __call__(self, batch):
+        self.called(int(batch["n"][0]))
+        return {"n": batch["n"], "x": np.random.random(len(batch["n"]))}
+
+
+class Pool:
+    """An actor of a pool, and the queue of its calls."""
+
+    def __init__(self, monkeypatch, calls, called=lambda number: None, batch_size=1):
+        self.queue = list(calls)
+        runtime = types.SimpleNamespace(
+            next_arguments=lambda: self.queue[0] if self.queue else None
+        )
+        monkeypatch.setattr("miniray.data.work.runtime_or_none", lambda: runtime)
+        step = MapBatches("MapBatches", Udf(Drawing, init_args=(called,)), batch_size)
+        self.worker = PoolWorker(StageWork((step,), 2**20))
+
+    def rows(self):
+        """The rows of the first call: its numbers, each with what was drawn."""
+        tables = list(self.worker.run(*self.queue.pop(0)))[::2]
+        return [tuple(row.values()) for table in tables for row in table.to_pylist()]
+
+    def numbers(self):
+        return [number for number, _ in self.rows()]
+
+
+def calls_of(*contents):
+    return [(Where("here", n), ReadUnit(each)) for n, each in enumerate(contents)]
+
+
+def test_an_actor_of_a_pool_reads_its_next_block_while_its_class_works_on_the_last_batch(
+    monkeypatch,
+):
+    blocks = [Block([0, 1]), Block([2, 3]), Block([4])]
+    behind = {1: blocks[1], 3: blocks[2]}
+    late = []
+
+    def called(number):
+        if number in behind and not behind[number].read.wait(20):
+            late.append(number)
+
+    pool = Pool(monkeypatch, calls_of(*blocks), called)
+    assert [pool.numbers() for _ in blocks] == [[0, 1], [2, 3], [4]]
+    assert not late
+
+
+def test_an_actor_of_a_pool_reads_one_block_ahead_however_small_they_are(monkeypatch):
+    blocks = [Block([n]) for n in range(4)]
+    pool = Pool(monkeypatch, calls_of(*blocks), batch_size=8)
+    assert pool.numbers() == [0]
+    assert blocks[1].read.wait(20)
+    assert not any(block.read.is_set() for block in blocks[2:])
+    assert [pool.numbers() for _ in blocks[1:]] == [[1], [2], [3]]
+
+
+def test_random_numbers_of_a_class_are_those_of_its_call_whether_it_was_begun_before_or_not(
+    monkeypatch,
+):
+    def blocks():
+        return [Block([0, 1]), Block([2, 3]), Block([4])]
+
+    pool = Pool(monkeypatch, calls_of(*blocks()))
+    found = [pool.rows() for _ in blocks()]
+    assert found == [Pool(monkeypatch, [call]).rows() for call in calls_of(*blocks())]
+
+
+def test_a_call_that_was_begun_and_is_cancelled_gives_no_rows_to_the_one_behind_it(monkeypatch):
+    blocks = [Block([0, 1]), Block([2]), Block([3])]
+    pool = Pool(monkeypatch, calls_of(*blocks))
+    pool.rows()
+    assert blocks[1].read.wait(20)
+    del pool.queue[0]
+    assert pool.numbers() == [3]
+    threads = [each for each in threading.enumerate() if each.name.startswith("miniray-batches")]
+    for each in threads:
+        each.join(20)
+    assert not any(each.is_alive() for each in threads)
+
+
+@pytest.mark.parametrize("kinds", [(Block, Numbers), (Numbers, Block)])
+def test_files_are_read_in_their_call_only_as_that_may_run_code_of_the_user(monkeypatch, kinds):
+    units = [kind([n]) for n, kind in enumerate(kinds)]
+    pool = Pool(monkeypatch, calls_of(*units))
+    assert pool.numbers() == [0]
+    assert not units[1].read.is_set()
+    assert pool.numbers() == [1]
 
 
 def test_small_files_are_one_batch_where_no_size_is_given(tmp_path):
