@@ -164,6 +164,8 @@ class _OfColumn(AggregateFn):
     def __init__(
         self, on: str, ignore_nulls: bool | None = None, alias_name: str | None = None
     ) -> None:
+        if on is None:
+            raise TypeError(f"{type(self).__name__}() needs the name of a column.")
         self.on = on
         self.name = alias_name or f"{self.word}({on})"
         self._ignore_nulls = self.leaves_out_nulls if ignore_nulls is None else ignore_nulls

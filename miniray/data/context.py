@@ -228,7 +228,8 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
     options.update(options.pop("ray_remote_args", None) or {})
     if strategy is not None and concurrency is not None:
         raise ValueError(f"{caller}() takes compute or concurrency, not both.")
-    sizes = (None, *concurrency) if isinstance(concurrency, tuple) else (concurrency,)
+    several = isinstance(concurrency, tuple) and len(concurrency) > 1
+    sizes = (None, *concurrency) if several else (concurrency,)
     kind: Any = ActorPoolStrategy if udf.is_class else TaskPoolStrategy
     try:
         strategy = strategy or kind(*sizes)
@@ -237,12 +238,13 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
             f"{caller}(concurrency={concurrency!r}) must be a number, or for a class (least, most)."
         ) from None
     if isinstance(strategy, ActorPoolStrategy):
-        remote(**options)(Compute)  # it raises what is wrong with the options
+        # It raises what is wrong with the options, and what all actors of a pool can't have.
+        remote(name=None, lifetime=None, max_pending_calls=-1, **options)(Compute)
         return Compute(*strategy.bounds, strategy.initial_size or 0, options)
     if not isinstance(strategy, TaskPoolStrategy) or udf.is_class:
         raise ValueError(
             f"{caller}({udf.name}, compute={strategy!r}) must be an ActorPoolStrategy, or for a "
             f"function a TaskPoolStrategy."
         )
-    remote(**options)(called_with)
+    remote(num_returns=1, **options)(called_with)
     return Compute(most=strategy.size or 0, options=options)

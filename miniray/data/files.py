@@ -390,11 +390,12 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
         url = text.replace("s3://anonymous@", "s3://", 1)
         found: tuple[Any, str] = fsspec.core.url_to_fs(url, **{} if url == text else {"anon": True})
         return found
-    if not isinstance(filesystem, fsspec.AbstractFileSystem):
-        from fsspec.implementations.arrow import ArrowFSWrapper
+    if isinstance(filesystem, fsspec.AbstractFileSystem):
+        return filesystem, filesystem._strip_protocol(text)
+    from fsspec.implementations.arrow import ArrowFSWrapper
 
-        filesystem = ArrowFSWrapper(filesystem)
-    return filesystem, filesystem._strip_protocol(text)
+    # Its own method takes "?" for the end of a path, and the first folder of some URLs for a host.
+    return ArrowFSWrapper(filesystem), text.partition("://")[2] or text
 
 
 def is_local(filesystem: Any) -> bool:
@@ -414,7 +415,8 @@ def find_files(
         FileNotFoundError: A path does not exist.
         ValueError: The paths are on different filesystems.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths or ())
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    given = [] if given is None else list(given)
     if not given:
         raise ValueError(f"No path of {what} files was given.")
     places = [resolve(each, filesystem) for each in given]

@@ -12,12 +12,10 @@ import pyarrow.compute as pc
 from miniray.data.blocks import shown_type
 from miniray.data.exchange import ORDER, How, sliced
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, TableStep, check_columns
+from miniray.data.transforms import DataError, TableStep, Where, check_columns, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from miniray.data.transforms import Where
 
 #: Rows of a unit whose keys are looked at before the bounds of partitions are chosen.
 _SAMPLED = 500
@@ -46,7 +44,8 @@ class Ordered(How):
     def bounds(self, samples: Sequence[Any], parts: int) -> Any:
         """Return keys that divide the samples into equal parts, or those that are given."""
         given = [pa.table({self.keys[0]: list(self.boundaries)})] if self.boundaries else samples
-        keys = concat(given)
+        with told(self.name, Where("all inputs"), "keys"):
+            keys = concat(given)
         if not keys.num_rows:
             return keys
         places = [part * keys.num_rows // parts for part in range(1, parts)]

@@ -192,18 +192,26 @@ def _read(
 
 
 def read_parquet(
-    paths: Any, *, columns: str | Sequence[str] | None = None, filter: Any = None, **options: Any
+    paths: Any,
+    *,
+    filesystem: Any = None,
+    columns: str | Sequence[str] | None = None,
+    filter: Any = None,
+    include_paths: bool = False,
+    shuffle: str | None = None,
+    **options: Any,
 ) -> Dataset:
     """Read Parquet files.
 
     Args:
         paths: A path or several: files, folders or patterns, local or as URLs. Folders named
             ``key=value`` become columns of text.
+        filesystem: Of fsspec or pyarrow. Default: it follows from the paths.
         columns: Read only these; as ``select_columns``.
         filter: An expression; as ``filter(expr=)``.
-        **options: ``filesystem``: of fsspec or pyarrow; by default it follows from the paths.
-            ``include_paths``: add the column "path" (False). ``shuffle``: "files": read the files
-            in a random order. ``file_extensions``: how names of files in folders end; None: anyhow.
+        include_paths: Add the column "path".
+        shuffle: "files": read the files in a random order.
+        **options: ``file_extensions``: how names of files in folders end; None: anyhow.
             ``ignore_missing_paths``: leave out paths at which there is nothing, unless that is all.
             Arguments of Ray that only advise, such as ``override_num_blocks``.
 
@@ -211,11 +219,12 @@ def read_parquet(
         FileNotFoundError: There is no file at a path.
         ValueError: A column is not there.
     """
+    options |= {"filesystem": filesystem, "include_paths": include_paths, "shuffle": shuffle}
     read = _read("read_parquet", PARQUET, paths, **options)
     assert isinstance(read.source, ParquetDatasource)
     if columns is not None:
         names = [columns] if isinstance(columns, str) else list(columns)
-        names += ["path"] if options.get("include_paths") else []
+        names += ["path"] if include_paths else []
         read = dataclasses.replace(read, source=read.source.selected(names))
     return Dataset(read) if filter is None else Dataset(read).filter(expr=filter)
 

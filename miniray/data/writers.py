@@ -146,7 +146,8 @@ class Writer(Transform):
             check_columns(f"{self.name}: {where.label}", [self.column], table)
         elif pickled := [field.name for field in table.schema if isinstance(field.type, Pickled)]:
             raise DataError(
-                f"{self.name}: the column {pickled[0]!r} has Python objects: drop or convert it."
+                f"{self.name}: the column {pickled[0]!r} of {where.label} has Python objects: drop "
+                f"or convert it."
             )
         if self.kind in _OPTIONS:
             _OPTIONS[self.kind][0](table, sink, **self.options())
@@ -218,7 +219,8 @@ def write(
     if there and mode == "ignore":
         return
     token = f"-{secrets.token_hex(4)}" if mode == "append" else ""
-    known = known_columns(dataset._plan) if partition_cols else None
+    known = known_columns(dataset._plan) if column or partition_cols else None
+    key_names(caller, [column] if column else (), known)
     columns = key_names(caller, partition_cols or (), known)
     numbers = [name.rpartition("/")[2].partition("-")[0] for name in there]
     first = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,21 @@ def test_an_s3_url_may_ask_for_no_credentials() -> None:
     filesystem, path = resolve("s3://anonymous@bucket/folder")
     assert isinstance(filesystem, s3fs.S3FileSystem)
     assert (filesystem.anon, path) == (True, "bucket/folder")
+
+
+def test_paths_are_one_or_any_that_can_be_gone_through(folder: str) -> None:
+    paths = [f"{folder}/{number}.parquet" for number in range(2)]
+    for given in (paths, tuple(paths), iter(paths), np.array(paths), map(Path, paths)):
+        assert data.read_parquet(given).count() == 200
+    with pytest.raises(ValueError, match="No path"):
+        data.read_parquet(np.array([]))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "abfs", "file"])
+def test_urls_for_a_filesystem_of_pyarrow_may_be_patterns(folder: str, scheme: str) -> None:
+    everything = pa.fs.SubTreeFileSystem("/", pa.fs.LocalFileSystem())
+    pattern = f"{scheme}://{folder.strip('/')}/?.parquet"
+    assert data.read_parquet(pattern, filesystem=everything).count() == 300
 
 
 def test_a_repr_reads_nothing(folder: str) -> None:
@@ -712,8 +728,17 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         dataset.map(Model, num_cpu=1)
     with pytest.raises(ValueError, match=r"map\(Model, .* must be an ActorPoolStrategy"):
         dataset.map(Model, compute=data.TaskPoolStrategy(2))
-    with pytest.raises(ValueError, match="concurrency=0"):
-        dataset.map(lambda row: row, concurrency=0)
+    for wrong in (0, (), (2,), (1, 2)):
+        with pytest.raises(ValueError, match=re.escape(f"concurrency={wrong}")):
+            dataset.map(lambda row: row, concurrency=wrong)
+    for wrong in ((), (2,), (2, 1)):
+        with pytest.raises(ValueError, match=re.escape(f"concurrency={wrong}")):
+            dataset.map(Model, concurrency=wrong)
+    for option in ({"name": "x"}, {"lifetime": "detached"}, {"max_pending_calls": 1}):
+        with pytest.raises(TypeError, match=f"'{next(iter(option))}'"):
+            dataset.map(Model, **option)
+    with pytest.raises(TypeError, match="'num_returns'"):
+        dataset.map(lambda row: row, num_returns=2)
 
     async def later(batch: Any) -> Any:
         return batch
@@ -752,6 +777,8 @@ def test_arguments_that_make_no_sense_are_told() -> None:
         dataset.write_images("nowhere", "id", file_format="gif")
     with pytest.raises(ValueError, match=r"write_parquet\(\): there is no column 'key'"):
         dataset.write_parquet("nowhere", partition_cols=["key"])
+    with pytest.raises(ValueError, match=r"write_numpy\(\): there is no column 'none'"):
+        dataset.write_numpy("nowhere", column="none")
     with pytest.raises(ValueError, match="min_rows_per_file='many'"):
         dataset.write_parquet("nowhere", min_rows_per_file="many")
     with pytest.raises(ValueError, match=r"size=5\) must be \(height, width\)"):
