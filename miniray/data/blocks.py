@@ -325,6 +325,8 @@ def _is_number(kind: Any) -> bool:
 
 def is_plain(values: Any) -> bool:
     """Return whether a column has numbers only: the array of some rows is a part of its array."""
+    if isinstance(values.type, pa.FixedShapeTensorType) and not values.null_count:
+        return all(is_plain(chunk.storage.flatten()) for chunk in values.chunks)
     return not values.null_count and (_is_number(values.type) or values.type == pa.bool_())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -35,15 +34,13 @@ from miniray.data.sources import (
     UnitsDatasource,
     item_row,
     items_to_table,
+    tables_of_items,
 )
 from miniray.data.tables import concat
 from miniray.data.transforms import MapBatches, Udf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-#: Items of a dataset that become a table together.
-_ITEMS = 16
 
 
 def _of_tables(caller: str, name: str, tables: Sequence[Any], options: Any) -> Dataset:
@@ -132,9 +129,7 @@ def from_torch(dataset: Any, *, local_read: bool = False) -> Dataset:
     items = put(dataset)
 
     def read(batch: Any) -> Iterator[Any]:
-        found, numbers = get(items), iter(batch["id"].tolist())
-        while some := list(itertools.islice(numbers, _ITEMS)):
-            yield items_to_table([found[number] for number in some])
+        return tables_of_items(get(items), batch["id"].tolist())
 
     step = MapBatches("FromTorch", Udf(read), changes_count=False)
     return range(len(dataset))._apply(step)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from miniray.data.expressions import Expr
 
 T = TypeVar("T")
-#: Numbers in a table, at most.
-_TOGETHER = 65_536
+#: Rows of a table that numbers or items are made into, at most, and bytes of items.
+_TOGETHER, _BYTES = 65_536, 4 * 2**20
 #: The end of rows whose number is not known.
 ENDLESS = 2**62
 
@@ -241,6 +241,16 @@ class Numbers(Content):
 def items_to_table(items: Iterable[Any]) -> Any:
     """Return items as a table, a row for each."""
     return rows_to_table(list(map(item_row, items)))
+
+
+def tables_of_items(items: Any, numbers: Sequence[int]) -> Iterator[Any]:
+    """Yield tables of items with these numbers: few if they are small, large ones some at once."""
+    start, step = 0, 16
+    while some := numbers[start : start + step]:
+        table = items_to_table(items[number] for number in some)
+        start += len(some)
+        step = min(_TOGETHER, max(1, _BYTES * len(some) // max(table.nbytes, 1)))
+        yield table
 
 
 def item_row(item: Any) -> dict[str, Any]:

@@ -442,3 +442,14 @@ def test_tensors_of_one_shape_stay_so_if_their_numbers_differ_in_type() -> None:
     ):
         batch = blocks.table_to_batch(found, "numpy")["x"]
         assert (batch.dtype, batch.shape, batch.min()) == ("float32", (3, 2, 3), 1)
+
+
+def test_arrays_of_all_rows_are_made_once_of_numbers_and_tensors_without_nulls() -> None:
+    tensors = blocks.column(np.zeros((4, 2, 2), np.float32))
+    assert blocks.is_plain(pa.chunked_array([tensors, tensors]))
+    assert blocks.is_plain(pa.chunked_array([[1.5, 2]]))
+    missing = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int64(), [2]), pa.array([[1, None]], pa.list_(pa.int64(), 2))
+    )
+    for values in (pa.chunked_array([missing]), pa.chunked_array([[1, None]])):
+        assert not blocks.is_plain(values)

@@ -32,7 +32,7 @@ from miniray.data.expressions import col  # noqa: E402
 from miniray.data.files import resolve  # noqa: E402
 from miniray.data.parquet import ParquetDatasource  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
-from miniray.data.sources import CutWish  # noqa: E402
+from miniray.data.sources import CutWish, tables_of_items  # noqa: E402
 from miniray.data.tables import concat  # noqa: E402
 from miniray.data.transforms import DataError  # noqa: E402
 from miniray.exceptions import ObjectLostError  # noqa: E402
@@ -877,3 +877,11 @@ def test_files_whose_tensors_differ_in_the_type_of_their_numbers_are_read_as_one
     read = list(unit.read())
     assert [table.num_rows for table in read] == [2, 2, 1]
     assert {table.schema.types[0] for table in read} == set(dataset.schema().types)
+
+
+def test_many_small_items_of_a_dataset_are_few_tables_and_large_ones_many() -> None:
+    small = list(tables_of_items(range(100_000), range(1, 100_000)))
+    assert [n for table in small for n in table.column("item").to_pylist()] == [*range(1, 100_000)]
+    assert len(small) == 3
+    large = tables_of_items([np.zeros(2**17)] * 50, range(50))
+    assert [len(table) for table in large] == [16, *[4] * 8, 2]
