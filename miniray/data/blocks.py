@@ -355,7 +355,7 @@ def values_of(values: Any) -> list[Any]:
 def table_to_rows(table: Any) -> Iterator[dict[str, Any]]:
     """Yield rows as dictionaries; a cell of a tensor is an array, maybe a read-only view."""
     names = table.column_names
-    columns = map(values_of, table.columns)
+    columns = [values_of(table.column(name)) for name in names]  # KeyError if two have one name
     for cells in zip(*columns, strict=True) if names else [()] * table.num_rows:
         yield dict(zip(names, cells, strict=True))
 

@@ -319,7 +319,7 @@ class Dataset(Rearranging):
 
     def streaming_split(
         self, n: int, *, equal: bool = False, locality_hints: Any = None
-    ) -> list[Any]:
+    ) -> list[Dataset]:
         """Return n parts of this dataset, to be passed to as many readers.
 
         Each reads its own part: no reader waits for another one, and no row is left out.

@@ -317,6 +317,8 @@ def test_two_columns_of_one_name_are_an_error_that_names_the_file(tmp_path: Path
     pq.write_table(pa.table([[1], [2]], names=["n", "n"]), tmp_path / "2.parquet")
     with pytest.raises(data.DataError, match=r"2\.parquet can't be read .* have the same name"):
         data.read_parquet(str(tmp_path)).take_all()
+    with pytest.raises(KeyError, match='"n" exists 2 times'):
+        data.from_arrow(pa.table([[1], [2]], names=["n", "n"])).take_all()
 
 
 def test_an_archive_of_numpy_is_no_array(tmp_path: Path) -> None:
