@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MiB = 2**20
+#: Options that calls of a stage, or the actors of a pool, can't have.
+_REFUSED = ("num_returns", "name", "lifetime", "max_pending_calls")
 
 
 @dataclasses.dataclass
@@ -199,7 +201,7 @@ def called_with(caller: str, function: Any, options: dict[str, Any]) -> tuple[Ud
     """Return a function with its arguments, and its resources.
 
     Raises:
-        TypeError: It can't be called.
+        TypeError: It can't be called, or can't have an option.
         ValueError: There are arguments of a constructor, but no class; or there is no such option,
             or its value makes no sense.
     """
@@ -226,6 +228,8 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
     strategy = options.pop("compute", None)
     concurrency = options.pop("concurrency", None)
     options.update(options.pop("ray_remote_args", None) or {})
+    for name in options.keys() & _REFUSED:
+        raise TypeError(f"{caller}() has no argument {name!r}.")
     if strategy is not None and concurrency is not None:
         raise ValueError(f"{caller}() takes compute or concurrency, not both.")
     several = isinstance(concurrency, tuple) and len(concurrency) > 1
@@ -238,13 +242,12 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
             f"{caller}(concurrency={concurrency!r}) must be a number, or for a class (least, most)."
         ) from None
     if isinstance(strategy, ActorPoolStrategy):
-        # It raises what is wrong with the options, and what all actors of a pool can't have.
-        remote(name=None, lifetime=None, max_pending_calls=-1, **options)(Compute)
+        remote(**options)(Compute)  # it raises what is wrong with the options
         return Compute(*strategy.bounds, strategy.initial_size or 0, options)
     if not isinstance(strategy, TaskPoolStrategy) or udf.is_class:
         raise ValueError(
             f"{caller}({udf.name}, compute={strategy!r}) must be an ActorPoolStrategy, or for a "
             f"function a TaskPoolStrategy."
         )
-    remote(num_returns=1, **options)(called_with)
+    remote(**options)(called_with)
     return Compute(most=strategy.size or 0, options=options)
