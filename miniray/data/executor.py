@@ -12,7 +12,9 @@ import dataclasses
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from miniray.api import cluster_resources, wait
 from miniray.data.blocks import no_rows
@@ -43,11 +45,11 @@ from miniray.data.plan import (
     schema_of,
     walk,
 )
-from miniray.data.sources import BlockRows, CutWish, ReadUnit, ranged
+from miniray.data.sources import ENDLESS, BlockRows, CutWish, ReadUnit, ranged
 from miniray.data.stages import StageCalls
 from miniray.data.stats import RUNNING, ExecutionStats, RowProgress
 from miniray.data.tables import concat
-from miniray.data.transforms import DataError, Gather
+from miniray.data.transforms import DataError
 from miniray.data.work import StageWork
 
 if TYPE_CHECKING:
@@ -58,10 +60,8 @@ if TYPE_CHECKING:
     from miniray.data.plan import PlanNode
     from miniray.data.transforms import Transform
 
-    T = TypeVar("T")
     #: Yields what it waits for meanwhile, and returns something.
-    Made = Generator[list[Any], None, T]
-    Units = Made[collections.deque[ReadUnit]]
+    Made = Generator[list[Any], None, Any]
 
 #: Blocks that are cut together, and about how many a partition is made of.
 _TOGETHER = 4
@@ -91,7 +91,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     if isinstance(node, Regroup):
         feed = _feed(_blocks(below), setting, wish)
         groups = group_feed(feed, node.rows, strict=node.strict)
-        return _run(Stage(node.inputs, (Gather(),)), groups, setting, target=0)
+        return _run(Stage((node,), ()), groups, setting, target=ENDLESS)  # a block of each group
     assert isinstance(node, Stage)
     compute, parts = node.compute, wish.parts
     target = setting.context.target_max_block_size
@@ -105,11 +105,9 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     return _run(node, feed, setting, target)
 
 
-def _run(stage: Stage, below: Feed, setting: Setting, target: int | None = None) -> Feed:
+def _run(stage: Stage, below: Feed, setting: Setting, target: int) -> Feed:
     """Return the blocks that a stage makes of another feed; ``target`` is as of ``StageWork``."""
-    context = setting.context
-    size = context.target_max_block_size if target is None else target
-    work = StageWork(stage.steps, size, context.retried_io_errors)
+    work = StageWork(stage.steps, target, setting.context.retried_io_errors)
     if setting.local:
         return inline_feed(below, work)
     return StageCalls(stage, work, setting).feed(below)
@@ -140,8 +138,8 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
             feed = _feed(_blocks(below), setting, CutWish(target))
             inputs.enter_context(contextlib.closing(feed))
             units = yield from _drain(feed)
-            if not units and (schema := schema_of(below)) is not None:
-                units.append(BlockRows.unit(no_rows(schema), key=0))
+            if not units:
+                units.append(BlockRows.unit(no_rows(schema_of(below) or pa.schema([])), key=0))
             sides.append(units)
         partitions: collections.deque[Any] = collections.deque([sides])
         total = sum(unit.size for side in sides for unit in side)
@@ -160,7 +158,7 @@ def _exchange_feed(node: Exchange, setting: Setting) -> Feed:
         yield from itertools.repeat(None)
 
 
-def _drain(feed: Feed) -> Units:
+def _drain(feed: Feed) -> Made:
     """Return all units of a feed; the key of each is the number of its first row."""
     found: collections.deque[ReadUnit] = collections.deque()
     rows = 0
@@ -173,9 +171,9 @@ def _drain(feed: Feed) -> Units:
     return found
 
 
-def _made(step: Transform, below: Feed, setting: Setting, target: int | None = None) -> Units:
-    """Return all blocks that a step makes of a feed."""
-    with contextlib.closing(_run(Stage((), (step,)), below, setting, target)) as feed:
+def _made(step: Transform, below: Feed, setting: Setting) -> Made:
+    """Return all tables that a step makes of a feed."""
+    with contextlib.closing(_run(Stage((), (step,)), below, setting, target=0)) as feed:
         return (yield from _drain(feed))
 
 
@@ -184,18 +182,17 @@ def _aligned(sides: Sequence[Any], parts: int) -> collections.deque[Any]:
     rows = check_lengths([sum(unit.rows or 0 for unit in side) for side in sides]) or 0
     ends = [part * rows // parts for part in range(parts + 1)]
     return collections.deque(
-        [ranged(side, low, high) or [side[0].part(0, 0)] for side in sides if side]
+        [ranged(side, low, high) or [side[0].part(0, 0)] for side in sides]
         for low, high in itertools.pairwise(ends)
-        if any(sides)
     )
 
 
-def _samples(how: How, sides: Sequence[Any], setting: Setting) -> Made[list[Any]]:
+def _samples(how: How, sides: Sequence[Any], setting: Setting) -> Made:
     """Return keys of rows of some units, if bounds are chosen by these."""
     tables: list[Any] = []
     if isinstance(how, Ordered) and not how.boundaries:
         for side, units in enumerate(sides):
-            some = itertools.islice(units, 0, None, -(-len(units) // _LOOKED_AT) or 1)
+            some = itertools.islice(units, 0, None, -(-len(units) // _LOOKED_AT))
             step = KeySample(f"{how.name}Sample", how, side)
             made = yield from _made(step, source_feed(some), setting)
             tables += map(table_of, made)
@@ -204,7 +201,7 @@ def _samples(how: How, sides: Sequence[Any], setting: Setting) -> Made[list[Any]
 
 def _cut(
     how: How, bounds: Sequence[Any], sides: Sequence[Any], size: int, setting: Setting
-) -> Made[collections.deque[Any]]:
+) -> Made:
     """Return for each partition its pieces, by input, cut by calls of about ``size`` bytes each."""
     unordered = dataclasses.replace(setting, ordered=False)
     pieces: list[list[list[ReadUnit]]] = [[[] for _ in sides] for _ in range(len(bounds) + 1)]
@@ -213,10 +210,10 @@ def _cut(
         blocks = source_feed(units.popleft() for _ in range(len(units)))
         calls = group_feed(blocks, size, by_size=True)
         step = Cut(f"{how.name}Map", how, side, bounds)
-        made = yield from _made(step, calls, unordered, target=0)
-        for unit in sorted(made, key=lambda unit: unit.place or ()):
-            assert unit.place is not None
-            pieces[unit.place.number][side].append(unit)
+        made = yield from _made(step, calls, unordered)
+        for unit in sorted(made, key=lambda unit: unit.place):
+            _, partition = unit.place
+            pieces[partition][side].append(unit)
     return collections.deque(pieces)
 
 
@@ -238,7 +235,7 @@ def execute(
         ordered: Keep the order. Default: as the context says.
         stats: Where to count.
         share: Among how many executions pools are divided.
-        below: What is read in place of the plan's source; none of its units may be left out.
+        below: What is read in place of the plan's source.
         context: The settings. Default: those of the process.
 
     Raises:
@@ -246,69 +243,56 @@ def execute(
     """
     root = optimised(plan)
     context = context or DataContext.get_current()
-    options = context.execution_options
-    if below is not None:
-        context = dataclasses.replace(context, max_errored_blocks=0)
     if local is None:
         local = not has_user_code(root) and below is None and _is_small(root, context)
     resources = {} if local else cluster_resources()
     stats = stats or ExecutionStats(root.name)
     if not local:
-        _check_pools(root, resources, share)
+        check_pools(root, resources, share)
         stats.held = pools_hold(root, share)
     setting = Setting(
         context,
         local=local,
-        ordered=options.preserve_order if ordered is None else ordered,
-        whole=below is None,
+        ordered=context.execution_options.preserve_order if ordered is None else ordered,
         share=share,
         resources=resources,
-        spare=resources.get("CPU", 0) - 1 - stats.held.get("CPU", 0),
         stats=stats,
     )
     if context.print_on_execution_start:
         print(explained(root))  # noqa: T201 -- requested
-    feed = _whole(root, setting) if below is None else _above(root, setting, below)
-    # Calls begin with the first look for a block, which does not wait for one.
-    progress = RowProgress(stats, shown=context.enable_progress_bars)
-    units = _drained(feed, None if local else _next(feed), stats, progress)
+    units = _drained(_feed_of(root, setting, below), setting)
     next(units)
     return units
 
 
-def _whole(root: PlanNode, setting: Setting) -> Feed:
-    """Return the feed of a plan."""
-    made = isinstance(root, Read) and root.source.made
-    wish = CutWish(setting.context.target_max_block_size)
-    return _feed(root if setting.local or made else _blocks(root), setting, wish)
-
-
-def _above(root: PlanNode, setting: Setting, feed: Feed) -> Feed:
-    """Return the feed of the stages of a plan, with another feed in place of its source."""
+def _feed_of(root: PlanNode, setting: Setting, below: Feed | None) -> Feed:
+    """Return the blocks of a plan; ``below`` is in place of its source."""
+    if below is None:
+        as_it_is = setting.local or (isinstance(root, Read) and root.source.made)
+        wish = CutWish(setting.context.target_max_block_size)
+        return _feed(root if as_it_is else _blocks(root), setting, wish)
     found = chain(root)
     assert found is not None
     for stage in found[1] or (Stage((root,), ()),):
-        feed = _run(stage, feed, setting)
-    return feed
+        below = _run(stage, below, setting, setting.context.target_max_block_size)
+    return below
 
 
-def _drained(
-    feed: Feed,
-    first: ReadUnit | list[Any] | None,
-    stats: ExecutionStats,
-    progress: RowProgress,
-) -> Iterator[Any]:
-    """Yield the units of a feed, of which ``first`` was read before; wait where it has none.
+def _drained(feed: Feed, setting: Setting) -> Iterator[Any]:
+    """Yield the units of a feed; wait where it has none. Errors leave out the frames of feeds.
 
-    It yields None before, so that it has begun: then it ends what runs if nobody reads on.
+    It yields None before, when it has begun the first calls: then it ends what runs if nobody
+    reads on.
     """
+    stats = setting.stats
+    progress = RowProgress(stats, shown=setting.context.enable_progress_bars)
     RUNNING.add(stats)
     stats.thread = threading.get_ident()
     try:
+        item = None if setting.local else next(feed)  # this does not wait for a block
         yield None
         stats.asking, stats.thread = True, threading.get_ident()
-        item = first or _next(feed)
-        del first  # else its block would stay in memory
+        item = item or next(feed)
         while item:  # an empty list: a feed was given less than it needs
             progress.tell()
             if isinstance(item, ReadUnit):
@@ -319,20 +303,14 @@ def _drained(
                 began = time.perf_counter()
                 wait(item, num_returns=1)
                 stats.waited += time.perf_counter() - began
-            item = _next(feed)
+            item = next(feed)
+    except DataError as error:
+        raise error.with_traceback(None)
     finally:
         RUNNING.discard(stats)
         stats.ended = time.perf_counter()
         progress.close()
         feed.close()
-
-
-def _next(feed: Feed) -> ReadUnit | list[Any] | None:
-    """Return what a feed yields next; errors leave out the frames of feeds."""
-    try:
-        return next(feed)
-    except DataError as error:
-        raise error.with_traceback(None)
 
 
 def pools_hold(node: PlanNode, share: int = 1) -> collections.Counter[str]:
@@ -351,52 +329,37 @@ def pools_hold(node: PlanNode, share: int = 1) -> collections.Counter[str]:
     return found + node.compute.held(share)
 
 
-def unfitting(node: PlanNode, resources: Mapping[str, float], share: int = 1) -> dict[str, float]:
-    """Return how much the pools of a plan hold together of resources that are short.
-
-    One pool alone waits for a node to join, as any actor does, unless tasks that feed it need the
-    same: CPUs.
-
-    Args:
-        node: The plan, in stages.
-        resources: What there is.
-        share: How many executions there are, among which pools are divided.
-    """
-    found: dict[str, float] = {}
-    for name, amount in pools_hold(node, share).items():
-        alone = 0 if name == "CPU" else max(each.compute.held(share)[name] for each in walk(node))
-        there = max(resources.get(name, 0), alone)
-        if round(share * amount - there, 4) > 0:  # amounts have four decimals
-            found[name] = share * amount
-    return found
-
-
-def _check_pools(root: PlanNode, resources: Mapping[str, float], share: int) -> None:
+def check_pools(root: PlanNode, left: Mapping[str, float], share: int = 1) -> None:
     """Raise DataError if the pools of a plan do not fit beside each other, and a CPU for tasks.
 
     Nor may they wait for those of executions that this thread has begun to read: nobody else ends
-    these.
+    these. One pool alone waits for a node to join, as any actor does, unless tasks that feed it
+    need the same: CPUs.
+
+    Args:
+        root: The plan, in stages.
+        left: What there is for them.
+        share: How many executions there are, among which pools are divided.
     """
-    left = {**resources, "CPU": resources.get("CPU", 0) - 1}
     begun: collections.Counter[str] = collections.Counter()
     for each in list(RUNNING):
         if each.thread == threading.get_ident():
             begun.update(each.held)
     for name, own in pools_hold(root, share).items():
-        if begun[name] and round(begun[name] + own - left.get(name, 0), 4) > 0:
+        alone = max(each.compute.held(share)[name] for each in walk(root))
+        there = left.get(name, 0) - 1 if name == "CPU" else max(left.get(name, 0), alone)
+        amount = share * (own + begun[name])
+        if round(amount - there, 4) > 0:  # amounts have four decimals
+            needed = ", of which the tasks that read the data need one" if name == "CPU" else ""
+            others = " and of datasets that are not read to their end" if begun[name] else ""
+            ranks = f", which each of {share} workers has as those of all do not fit,"
             raise DataError(
-                f"The pools of {root.name} hold {own:g} {name}, and those of datasets that are "
-                f"not read to their end {begun[name]:g}, of {resources.get(name, 0):g} that there "
-                f"are: they would wait for ever. Read one after another, or materialize() one."
+                f"The pools of {root.name}{others}{ranks if share > 1 else ''} hold {amount:g} "
+                f"{name} together, of {left.get(name, 0):g} that there are{needed}: some would "
+                f"wait for ever. A pool lives until its results were read. Use fewer actors, let "
+                f"them hold less, call materialize() between two pools, or read one dataset after "
+                f"another."
             )
-    for name, amount in unfitting(root, left, share).items():
-        needed = ", of which the tasks that read the data need one" if name == "CPU" else ""
-        raise DataError(
-            f"The pools of {root.name} hold {amount:g} {name} together, of "
-            f"{resources.get(name, 0):g} that there are{needed}. A pool lives until its results "
-            f"were read. Use fewer actors, let them hold less, or call materialize() between "
-            f"two pools."
-        )
 
 
 def _is_small(node: PlanNode, context: DataContext) -> bool:

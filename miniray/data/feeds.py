@@ -16,7 +16,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from miniray.data.exchange import together
-from miniray.data.sources import BlockRows, Place, ReadUnit
+from miniray.data.sources import BlockRows, ReadUnit
 from miniray.data.stats import ExecutionStats
 from miniray.data.transforms import Where
 from miniray.data.work import seed
@@ -38,20 +38,16 @@ class Setting:
         context: The settings.
         local: Run everything in this process.
         ordered: Keep the order of rows.
-        whole: The rows of the plan's source are read, all of them and once.
         share: Of how many executions of the same plan this one is: pools are divided among them.
         resources: The cluster's totals; empty if local.
-        spare: CPUs that are left by the first actors of the plan's pools and a task beside them.
         stats: Where stages count.
     """
 
     context: DataContext
     local: bool = False
     ordered: bool = True
-    whole: bool = True
     share: int = 1
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    spare: float = 0
     stats: ExecutionStats = dataclasses.field(default_factory=ExecutionStats)
 
     def slots(self, compute: Compute, heap: int = 0) -> tuple[int, float]:
@@ -72,11 +68,15 @@ class Setting:
         return max(1, int(min([*can, most]))), most
 
     def actors(self, compute: Compute) -> tuple[int, int]:
-        """Return how many actors a pool begins with, and may have: tasks need a CPU beside them."""
+        """Return how many actors a pool begins with, and may have: tasks need a CPU beside them.
+
+        The first actors of all pools of the plan come before further ones.
+        """
         first = compute.actors(self.share)
         most = compute.most or max(compute.least, self.slots(compute)[0])
         if each := compute.options.get("num_cpus"):
-            most = min(most, first + int(self.spare / each))
+            spare = self.resources.get("CPU", 0) - 1 - self.stats.held.get("CPU", 0)
+            most = min(most, first + int(spare / each))
         most = max(1, most // self.share)
         return min(most, first), most
 
@@ -108,8 +108,7 @@ def limit_feed(below: Feed, rows: int) -> Feed:
         while rows > 0:
             item = next(below)
             if isinstance(item, ReadUnit):
-                if item.rows is None or item.rows > rows:
-                    item = item.part(0, rows)
+                item = item.part(0, rows)
                 rows -= item.rows or 0
             yield item
     yield from itertools.repeat(None)
@@ -166,7 +165,7 @@ def inline_feed(below: Feed, work: StageWork) -> Feed:
             tables = work.tables(where, unit, unit.values())
             for made, table in enumerate(tables):
                 block = BlockRows.unit(table, key=key_of(unit.key, made))
-                yield dataclasses.replace(block, place=Place(calls, made))
+                yield dataclasses.replace(block, place=(calls, made))
 
 
 def where_of(unit: ReadUnit, place: int) -> Where:

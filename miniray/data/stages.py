@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from miniray.api import get, is_initialized, kill
 from miniray.data.feeds import key_of, where_of
 from miniray.data.plan import Read, Stage, count_of, walk
-from miniray.data.sources import BlockRows, Place, ReadUnit
+from miniray.data.sources import BlockRows, ReadUnit
 from miniray.data.stats import StageStats
 from miniray.data.transforms import DataError
 from miniray.data.work import PoolWorker, task_of
@@ -91,7 +91,7 @@ def blocks_of(generator: Any, unit: ReadUnit, number: int, stats: StageStats) ->
             )
         rows += record.rows
         stats.add(record)
-        key, place = key_of(unit.key, made), Place(number, made)
+        key, place = key_of(unit.key, made), (number, made)
         yield ReadUnit(content, record.rows, record.size, (refs.pop(),), key=key, place=place)
 
 
@@ -101,13 +101,11 @@ def _value(ref: Any, label: str, name: str) -> Any:
         return get(ref)
     except MinirayError as error:
         failed = getattr(error, "creation_error", None) or error
-        cause = getattr(failed, "cause", None)
-        if isinstance(failed, DataError) or isinstance(cause, DataError):
-            raise DataError(str(cause or failed)) from None
-        if isinstance(failed, TaskError):
-            said = f"{type(cause).__name__}: {cause}" if cause is not None else str(failed)
-            raise DataError(f"{name} failed on {label}: {said}") from error
-        raise DataError(f"{name} did not end on {label}: {error}") from error
+        cause = (failed.cause if isinstance(failed, TaskError) else None) or failed
+        if isinstance(cause, DataError):
+            raise DataError(str(cause)) from None
+        said = f"{type(cause).__name__}: {cause}"
+        raise DataError(f"{name} failed on {label}: {said}") from error
 
 
 class StageCalls:
@@ -123,15 +121,15 @@ class StageCalls:
         self._compute = stage.compute
         self._work = work
         self._setting = setting
-        self._stats = StageStats(stage.name, _total(stage) if setting.whole else None)
-        self._calls: collections.deque[StageCall] = collections.deque()
+        self._stats = StageStats(stage.name, _total(stage))
+        self._calls: list[StageCall] = []
         self._inputs: collections.deque[ReadUnit] = collections.deque()  # no call has them yet
         #: A pool that feeds this stage does not wait until that has CPUs.
         self._behind_pool = any(each.compute.is_pool for each in stage.inputs)
-        self._ended = False  # there is no more input
         self._actors: list[Any] = []  # that end with the feed
         self._load: dict[Any, int] = {each.run: 0 for each in stage.compute.given}  # their calls
-        self._most = 1  # runners
+        #: Runners at first, and at most.
+        self._first, self._most = setting.actors(stage.compute) if stage.compute.is_pool else (1, 1)
         self._share = setting.share if stage.compute.given else 1  # executions that use them
 
     def feed(self, below: Feed) -> Feed:
@@ -139,12 +137,9 @@ class StageCalls:
 
         It starts calls while the window has capacity, and there is input.
         """
-        first = 1
-        if self._compute.is_pool:
-            first, self._most = self._setting.actors(self._compute)
         with contextlib.closing(below):
             try:
-                for _ in range(first):
+                for _ in range(self._first):
                     self._add_runner()
                 while True:
                     yield self._next(below)
@@ -158,42 +153,39 @@ class StageCalls:
     def _next(self, below: Feed) -> ReadUnit | list[Any] | None:
         while True:
             waiting = self._start(below)
-            calls = list(self._calls)[: 1 if self._setting.ordered else None]
-            ended = False
+            calls = self._calls[: 1 if self._setting.ordered else None]
             for call in calls:
                 unit = self._take(call)
                 if isinstance(unit, ReadUnit):
                     self._stats.waits_for = "its reader"
                     return unit
                 if unit is None:
-                    ended = True
                     self._calls.remove(call)
                     self._load[call.runner] -= 1
                     self._stats.open -= 1
-            if not ended:
+                    break
+            else:
                 break
-        if not self._calls and not self._inputs and self._ended:
+        if not calls and waiting is None:
             below.close()
             self._stats.waits_for = ""
             return None
         self._stats.waits_for = "its tasks" if calls else "its input"
-        return [call.generator for call in calls] + waiting
+        return [call.generator for call in calls] + (waiting or [])
 
-    def _start(self, below: Feed) -> list[Any]:
-        """Start calls; return what the feed below waits for if there was not enough input."""
+    def _start(self, below: Feed) -> list[Any] | None:
+        """Start calls; return what the feed below waits for, None if it has no more input."""
         window = self._window()
         most = 2 * window if self._behind_pool else window
         while True:
-            if self._inputs and len(self._calls) < window:
+            while self._inputs and len(self._calls) < window:
                 self._begin(self._inputs.popleft())
-            elif self._ended or len(self._calls) + len(self._inputs) >= most:
+            if len(self._calls) + len(self._inputs) >= most:
                 return []
-            elif isinstance(item := next(below), list):
+            item = next(below, None)
+            if not isinstance(item, ReadUnit):
                 return item
-            elif item is None:
-                self._ended = True
-            else:
-                self._inputs.append(item)
+            self._inputs.append(item)
 
     def _begin(self, unit: ReadUnit) -> None:
         stats = self._stats
@@ -261,12 +253,14 @@ def pool_worker(compute: Compute, context: DataContext) -> Any:
 def _remote(target: Any, compute: Compute, context: DataContext, options: Mapping[str, Any]) -> Any:
     """Return a remote function or class, which runs outside of the consumer's group."""
     selector = context.execution_options.label_selector
-    placed = {"_preload": MODULES, "scheduling_strategy": "DEFAULT", **options}
-    placed |= {"label_selector": selector} if selector else {}
-    return remote(**{**placed, **compute.options})(target)
+    placed = {"scheduling_strategy": "DEFAULT", "label_selector": selector or {}}
+    return remote(**{"_preload": MODULES, **placed, **options, **compute.options})(target)
 
 
 def _total(stage: Stage) -> int | None:
-    """Return the number of rows that will come out, if it is there without reading."""
+    """Return the number of rows that will come out, if it is there without reading.
+
+    Units that are given in place of the source are not counted: it has none then.
+    """
     files = any(isinstance(each, Read) and each.source.found for each in walk(stage))
-    return None if files or not stage.inputs else count_of(stage)
+    return None if files else count_of(stage) or None

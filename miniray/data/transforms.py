@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from miniray.common.read_ahead import read_ahead
 from miniray.data.blocks import Arrays, batch_to_table, rows_to_table, table_to_rows
-from miniray.data.tables import Rows, batched, concat, gathered, resized, tabulated
+from miniray.data.tables import Rows, batched, gathered, resized, tabulated
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
@@ -360,13 +360,3 @@ class Sample(Transform):
 
     def schema(self, schema: Any) -> Any:
         return schema
-
-
-@dataclasses.dataclass(frozen=True)
-class Gather(Transform):
-    """Makes one block of all rows of a call."""
-
-    name = "Repartition"
-
-    def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
-        yield concat(list(tables))

@@ -155,7 +155,7 @@ def test_a_function_that_ends_its_process_each_time_is_named_with_the_rows(pool:
     context.max_actor_restarts = context.max_task_retries = 0
     try:
         dataset = data.range(10).map_batches(Ends if pool else ends, concurrency=1)
-        told = r"MapBatches\(.nds\) did not end on rows 0 to \d of range\(0, 10\): .* with code 3"
+        told = r"MapBatches\(.nds\) failed on rows 0 to \d of range\(0, 10\): .* with code 3"
         with pytest.raises(data.DataError, match=told):
             dataset.take_all()
     finally:

@@ -351,9 +351,7 @@ def test_pools_of_two_ranks_that_would_wait_for_each_other_are_refused(fit: Any)
     same, loop = read_through_a_pool()
     # Of four CPUs the ranks hold two, and one reads.
     dataset = miniray.data.range(40).map_batches(same, concurrency=1, num_cpus=1)
-    told = (
-        "each of 2 workers starts a pool of its own .*hold 2 CPU together, and the workers leave 1"
-    )
+    told = r"each of 2 workers has .*hold 2 CPU together, of 2 that there are, of which the tasks"
     with pytest.raises(train.TrainingFailedError, match=told):
         fit(loop, {"train": dataset, "valid": dataset})
     for split in ("all", []):  # one pool fits, which both ranks use, and so do two of one rank

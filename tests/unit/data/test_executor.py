@@ -4,10 +4,12 @@ import dataclasses
 import itertools
 import math
 
+import pytest
+
 from miniray import data
 from miniray.data.blocks import rows_to_table
 from miniray.data.context import TASKS, Compute
-from miniray.data.executor import pools_hold, unfitting
+from miniray.data.executor import check_pools, pools_hold
 from miniray.data.feeds import Setting, group_feed, limit_feed, union_feed
 from miniray.data.plan import optimised
 from miniray.data.sources import BlockRows
@@ -27,20 +29,24 @@ def plan(*pools):
 
 def test_pools_that_do_not_fit_beside_each_other_are_told():
     chip = {"resources": {"chip": 1}}
-    assert unfitting(plan(chip, chip), {"chip": 1}) == {"chip": 2}
-    assert unfitting(plan(chip, chip), {"chip": 2}) == {}
-    assert unfitting(plan(chip), {"chip": 1}, share=2) == {"chip": 2}
-    assert unfitting(plan({"num_cpus": 1}), {"CPU": 0}) == {"CPU": 1}
+    with pytest.raises(data.DataError, match="hold 2 chip together, of 1"):
+        check_pools(plan(chip, chip), {"chip": 1})
+    check_pools(plan(chip, chip), {"chip": 2})
+    with pytest.raises(data.DataError, match=r"each of 2 workers .* hold 2 chip together, of 1"):
+        check_pools(plan(chip), {"chip": 1}, share=2)
+    with pytest.raises(data.DataError, match=r"hold 1 CPU together, of 1 .* need one"):
+        check_pools(plan({"num_cpus": 1}), {"CPU": 1})
+    check_pools(plan({"num_cpus": 1}), {"CPU": 2})
 
 
 def test_one_pool_alone_waits_for_a_node_to_join():
-    assert unfitting(plan({"num_gpus": 1, "batch_size": 1, "concurrency": 4}), {}) == {}
+    check_pools(plan({"num_gpus": 1, "batch_size": 1, "concurrency": 4}), {})
 
 
 def test_parts_of_a_device_that_fit_are_not_refused():
     tenth = {"num_gpus": 0.1, "batch_size": 1}
-    assert unfitting(plan(tenth), {"GPU": 0.3}, share=3) == {}
-    assert unfitting(plan(tenth, tenth), {"GPU": 1 - 0.8}) == {}
+    check_pools(plan(tenth), {"GPU": 0.3}, share=3)
+    check_pools(plan(tenth, tenth), {"GPU": 1 - 0.8})
 
 
 def test_calls_run_at_once_as_far_as_there_are_cpus_and_memory_for_what_each_has_held():
