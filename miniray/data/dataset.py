@@ -19,7 +19,7 @@ from miniray.data.plan import (
     Stage,
     Union,
     chain,
-    counted,
+    is_numbered,
     optimised,
     stacked,
 )
@@ -331,17 +331,19 @@ class Dataset(Rearranging):
             locality_hints: Accepted as in Ray; blocks are read where they are.
         """
         n = check_whole("streaming_split", "n", n, 1)
-        if equal or counted(optimised(self._plan)) or not chain(optimised(self._plan)):
+        plan = optimised(self._plan)
+        if equal or is_numbered(plan) or chain(plan) is None:
             return self.split(n)
         # Rows are not known: every n-th unit.
         return self._parts(lambda units: [units[number::n] for number in range(n)], 4 * n)
 
     def _counted(self) -> Dataset:
         """Return a dataset of these rows that has ranges: this one, or its blocks."""
-        if counted(optimised(self._plan)):
+        plan = optimised(self._plan)
+        if is_numbered(plan) and chain(plan) is not None:
             return self
         blocks: Dataset = self.materialize()
-        if not counted(blocks._plan):
+        if not is_numbered(blocks._plan):
             # Those that were given as refs do not tell their rows: tasks count them.
             blocks = blocks._of(Stage((blocks._plan,), ())).materialize()
         return blocks

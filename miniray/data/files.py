@@ -52,9 +52,7 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
 #: Compressions by the ends of files' names.
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".br": "brotli", ".lz4": "lz4", ".zst": "zstd"}
 #: Bytes of a file in which the end of its first line, and types of its columns, are looked for.
-_FIRST = 2**20
-#: Bytes of a CSV file that is looked through as a whole for these types.
-_TYPED = 4 * 2**20
+_FIRST = 4 * 2**20
 
 
 class FileKind(NamedTuple):
@@ -132,9 +130,8 @@ class FileRows(Content):
         seen: list[tuple[str, Any]] = []  # the first path, and the schema of all
         try:
             for path, own in itertools.groupby(pieces, operator.attrgetter("path")):
-                file = None
+                file = source.open(path)
                 for piece in own:
-                    file = file or source.open(path)
                     for table in source.read(file, piece):
                         if kind.lines is not None:
                             seen.append((path, table.schema))
@@ -171,20 +168,19 @@ def _has_names(head: bytes) -> bool:
 
 def _json(data: bytes, piece: Piece, parse_options: Any = None) -> Any:
     """Read an object in each line, or a list of objects."""
-    if not data.strip():
+    begin = data.strip()[:1]
+    if not begin:
         return None
+    if begin != b"{":
+        found = json.loads(data)
+        return items_to_table(found if isinstance(found, list) else [found])
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
         return pyarrow.json.read_json(io.BytesIO(data), read, parse_options)
     except pa.ArrowInvalid as error:
-        if not piece.whole:
-            raise ValueError(f"{error}. Each object of a large file must be a line.") from error
-        try:
-            found = json.loads(data)
-        except json.JSONDecodeError as other:
-            # More follows the first object: these are lines, and Arrow says which one is wrong.
-            raise (error if other.msg == "Extra data" else other) from None
-        return items_to_table(found if isinstance(found, list) else [found])
+        if piece.whole:
+            raise
+        raise ValueError(f"{error}. Each object of a large file must be a line.") from error
 
 
 def _has_objects(head: bytes) -> bool:
@@ -301,9 +297,8 @@ class FilesDatasource(Datasource):
             return None
         if self.kind != CSV:
             return self
-        data = head[: head.rfind(b"\n") + 1] if size > _TYPED else self.filesystem.cat_file(path)
         try:
-            fields = _csv(data, Piece(path)).schema
+            fields = _csv(head if size <= _FIRST else head[: head.rfind(b"\n")], Piece(path)).schema
         except pa.ArrowException:  # a task says what is wrong
             return self
         types = {field.name: field.type for field in fields if not pa.types.is_null(field.type)}

@@ -18,12 +18,14 @@ from miniray.data.blocks import Pickled, Ragged, from_file, no_rows
 from miniray.data.expressions import Expr, comparisons
 from miniray.data.files import FileKind, FilesDatasource, Piece, bunched, is_local, together
 from miniray.data.sources import CutWish, between
-from miniray.data.transforms import DataError, Where, told
+from miniray.data.tables import concat
+from miniray.data.transforms import Columns, DataError, FilterExpr, Where, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from miniray.data.sources import ReadUnit
+    from miniray.data.transforms import Transform
 
 #: Files whose footers are read at once, and in a row before units are made of them.
 _READERS, _AHEAD = 16, 64
@@ -110,11 +112,14 @@ class ParquetDatasource(FilesDatasource):
             )
         return dataclasses.replace(self, columns=tuple(columns))
 
-    def filtered(self, expr: Expr) -> ParquetDatasource | None:
-        """Return a source that leaves out the rows for which the expression is not true."""
-        if not expr.columns() <= set(self.schema().names) or self.columns is not None:
-            return None
-        return dataclasses.replace(self, exprs=(*self.exprs, expr))
+    def pushed(self, step: Transform) -> ParquetDatasource | None:
+        match step:
+            case Columns(method="select", names=names):
+                return self.selected(list(names))
+            case FilterExpr(expr=expr) if self.columns is None:
+                if expr.columns() <= set(self.schema().names):
+                    return dataclasses.replace(self, exprs=(*self.exprs, expr))
+        return None
 
     # --- units ----------------------------------------------------------------------------
 
@@ -204,11 +209,8 @@ class ParquetDatasource(FilesDatasource):
                 # a whole row group.
                 return pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
             return pq.ParquetFile(self.filesystem.open(path, "rb"))
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{path} is not a Parquet file: {error}") from error
-        except OSError as error:
-            text = f"{path} can't be opened: {type(error).__name__}: {error}"
-            raise DataError(text) from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"{path} can't be read as Parquet: {error}") from error
 
     def read(self, file: Any, piece: Piece) -> Iterator[Any]:
         used = self.used
@@ -235,25 +237,15 @@ class ParquetDatasource(FilesDatasource):
         Their types are those of all files together, but of ragged tensors those of the file.
         """
         table = self.beside(table, path)
-        if not table.schema.equals(self.known):
-            for name in self.used:
-                table = _with_column(table, self.known.field(name))
+        ragged = {field.name for field in self.known if isinstance(field.type, Ragged | Pickled)}
+        others = self.used - ragged.intersection(table.column_names)
+        wanted = pa.schema([field for field in self.known if field.name in others])
+        if not table.schema.equals(wanted):
+            table = concat([no_rows(wanted), table])
         for expr in self.exprs:
             with told(f"Filter({expr!r})", Where(path)):
                 table = table.filter(expr.values(table))
         return table.select(self.columns)
-
-
-def _with_column(table: Any, field: Any) -> Any:
-    """Return a table with a column of this type, null if it has none; ragged tensors stay."""
-    place = table.schema.get_field_index(field.name)
-    if place < 0:
-        return table.append_column(field, pa.nulls(table.num_rows, field.type))
-    values, kind = table.column(place), field.type
-    if values.type == kind or isinstance(kind, Ragged | Pickled):
-        return table
-    stored = values.cast(getattr(kind, "storage_type", kind))
-    return table.set_column(place, field.name, stored.cast(kind))
 
 
 def _decoded(group: Any, names: Collection[str]) -> int:

@@ -11,13 +11,13 @@ from miniray.data.blocks import no_rows
 from miniray.data.context import TASKS, Compute
 from miniray.data.sources import ENDLESS
 from miniray.data.tables import concat
-from miniray.data.transforms import Columns, FilterExpr, Transform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from miniray.data.exchange import How
     from miniray.data.sources import CutWish, Datasource, ReadUnit
+    from miniray.data.transforms import Transform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def optimised(node: PlanNode) -> PlanNode:
             return dataclasses.replace(below, inputs=(optimised(Limit(below.inputs, node.rows)),))
         case Limit(inputs=(Read() as read,)):
             return Limit((dataclasses.replace(read, head=node.rows),), node.rows)
-        case Stage(inputs=(Read() as read,), steps=[step]) if source := _pushed(read.source, step):
+        case Stage(inputs=(Read() as read,), steps=[step]) if source := read.source.pushed(step):
             return dataclasses.replace(read, source=source)
         case Stage(inputs=(Read() as read,), compute=Compute(accelerated=True)) if (
             not read.source.made
@@ -169,16 +169,6 @@ def _together(below: Stage, above: Stage) -> Compute | None:
         return below.compute
     apart = below.user or above.compute.is_pool or above.compute.accelerated
     return None if apart else above.compute
-
-
-def _pushed(source: Datasource, step: Transform) -> Datasource | None:
-    """Return a source that does what a step would do; None if it can't."""
-    match step:
-        case Columns(method="select", names=names):
-            return source.selected(list(names))
-        case FilterExpr(expr=expr):
-            return source.filtered(expr)
-    return None
 
 
 def walk(node: PlanNode) -> Iterator[PlanNode]:
@@ -200,11 +190,6 @@ def chain(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
         stages.insert(0, node)
         node = node.inputs[0]
     return (node, tuple(stages)) if isinstance(node, Read) else None
-
-
-def counted(node: PlanNode) -> tuple[Read, tuple[Stage, ...]] | None:
-    """Return what ``chain`` does if rows are known by number; None if they are not."""
-    return chain(node) if is_numbered(node) else None
 
 
 def stacked(node: PlanNode, stages: Sequence[Stage]) -> PlanNode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,22 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from miniray.common.object_ref import ObjectRef
-    from miniray.data.expressions import Expr
+    from miniray.data.transforms import Transform
 
 T = TypeVar("T")
 #: Rows of a table that numbers or items are made into, at most, and bytes of items.
 _TOGETHER, _BYTES = 65_536, 4 * 2**20
 #: The end of rows whose number is not known.
 ENDLESS = 2**62
-
-
-class Place(NamedTuple):
-    """Where a block was made."""
-
-    #: The call of its stage.
-    call: int
-    #: How many blocks that call had made before.
-    number: int
 
 
 class Content(abc.ABC):
@@ -69,7 +60,7 @@ class ReadUnit:
         most: How many rows are wanted at most, if ``rows`` is None.
         whole: Whether it has all rows of its content.
         key: What random numbers of functions are drawn from; None: its place among the calls.
-        place: Of a block: where it was made.
+        place: Of a block: the call of its stage that made it, and how many others before.
     """
 
     content: Content
@@ -80,7 +71,7 @@ class ReadUnit:
     most: int = ENDLESS
     whole: bool = True
     key: int | None = None
-    place: Place | None = None
+    place: tuple[int, int] = (0, 0)
 
     @property
     def label(self) -> str:
@@ -106,13 +97,13 @@ class ReadUnit:
         if start == 0 and stop >= self._most:
             return self
         first, rows = self.start + start, max(0, min(stop, self._most) - start)
-        part = dataclasses.replace(self, start=first, whole=False, key=None, place=None)
+        part = dataclasses.replace(self, start=first, whole=False, key=None)
         if self.rows is None:
             return dataclasses.replace(part, most=rows)
-        if self.table is not None:  # it goes with a task
-            label = f"rows {start} to {start + rows - 1} of {self.label}"
-            return BlockRows.unit(self.table.slice(start, rows), label)
-        return dataclasses.replace(part, rows=rows, size=self.size * rows // max(self.rows, 1))
+        part = dataclasses.replace(part, rows=rows, size=self.size * rows // max(self.rows, 1))
+        if self.table is None:
+            return part
+        return BlockRows.unit(self.table.slice(start, rows), part.label)  # it goes with a task
 
     @property
     def table(self) -> Any:
@@ -206,12 +197,8 @@ class Datasource(abc.ABC):
         """Return the number of rows if units are counted, else None."""
         return None
 
-    def selected(self, columns: Sequence[str]) -> Datasource | None:
-        """Return a source that reads these columns only; None if it can't."""
-        return None
-
-    def filtered(self, expr: Expr) -> Datasource | None:
-        """Return a source that leaves out rows; None if it can't."""
+    def pushed(self, step: Transform) -> Datasource | None:
+        """Return a source that does what a step would do; None if it can't."""
         return None
 
 

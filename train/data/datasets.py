@@ -13,12 +13,12 @@ from miniray.api import cluster_resources
 from miniray.data.context import TASKS, Compute, DataContext
 from miniray.data.dataset import Dataset
 from miniray.data.exchange import Numbered, together
-from miniray.data.executor import execute, pools_hold, table_of, unfitting
+from miniray.data.executor import check_pools, execute, pools_hold, table_of
 from miniray.data.files import FileRows, bunched
 from miniray.data.plan import Exchange, Read, Stage, chain, has_user_code, optimised, stacked
 from miniray.data.sources import CutWish, ReadUnit, UnitsDatasource
 from miniray.data.stages import MODULES
-from miniray.data.transforms import DataError, FilterExpr, MapBatches, MapRows
+from miniray.data.transforms import FilterExpr, MapBatches, MapRows
 from miniray.data.work import StageWork
 from miniray.train.data.units import UnitsSource, chosen
 from miniray.util.placement_group import get_current_placement_group, placement_group_table
@@ -85,7 +85,11 @@ class DatasetSource(UnitsSource):
     ) -> None:
         context = DataContext.get_current()
         options = options or context.execution_options
-        self._context = dataclasses.replace(context, execution_options=options)
+        self._context = dataclasses.replace(
+            context,
+            execution_options=options,
+            max_errored_blocks=0,  # else ranks would not have the same number of rows
+        )
         plan = _unshuffled(dataset._plan) if shuffled else dataset._plan
         left_out = plan is not dataset._plan
         if left_out:
@@ -145,25 +149,13 @@ class DatasetSource(UnitsSource):
             DataError: The pools of all ranks do not fit beside each other.
         """
         if not local:
-            self._check_pools(share)
+            own = get_current_placement_group()
+            left = _left_by([] if own is None else [placement_group_table(own)])
+            check_pools(self._plan, left, share)
         made = execute(
             self._plan, below=units, local=local, ordered=True, share=share, context=self._context
         )
         return map(table_of, made)
-
-    def _check_pools(self, ranks: int) -> None:
-        """Raise DataError if ranks would wait for resources that the pools of others hold."""
-        own = get_current_placement_group()
-        left = _left_by([] if own is None else [placement_group_table(own)])
-        left["CPU"] = max(0, left.get("CPU", 0) - 1)  # one is for tasks
-        for name, amount in unfitting(self._plan, left, ranks).items():
-            raise DataError(
-                f"The pools of all datasets do not fit beside the workers, so that each of {ranks} "
-                f"workers starts a pool of its own for {self._plan.name}: they hold {amount:g} "
-                f"{name} together, and the workers leave {left.get(name, 0):g} to them. Some would "
-                f"wait for ever. Let an actor hold less, use fewer actors or workers, or call "
-                f"materialize() on the dataset before."
-            )
 
     def selected(self, block: int, span: Span, epoch: int) -> ReadUnit:
         """Return rows of a unit. Random numbers of functions follow from the epoch and the unit."""

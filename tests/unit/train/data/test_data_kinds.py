@@ -120,7 +120,7 @@ def test_a_rank_gets_the_columns_of_the_files_and_no_others(tmp_path):
 
 def test_errors_of_a_dataset_keep_their_type(folder):
     rows = miniray.data.read_parquet(str(folder / "notes.txt"))
-    with pytest.raises(DataError, match=r"notes.txt is not a Parquet file"):
+    with pytest.raises(DataError, match=r"notes.txt can't be read as Parquet"):
         adapt("train", rows)
 
 
