@@ -56,8 +56,9 @@ PARQUET = FileKind("ReadParquet", "Parquet", None, (".parquet", ".pq"))
 class ParquetDatasource(FilesDatasource):
     """Parquet files. Footers are read when units are made, a few files ahead of these.
 
-    Those of some files, or of all if rows are left out by expressions or all were read before, say
-    what columns there are, and how much is read. Other files may add columns from there on.
+    Those of 16 files, from the first to the last, tell columns and sizes; those of all files do if
+    they are known, or if an expression chooses row groups. Further columns of other files begin
+    where these do.
 
     Attributes:
         columns: Their names; None: all.
