@@ -288,18 +288,10 @@ class Quantile(_OfLists):
         self._q = q
 
     def of_lists(self, lists: Any) -> Any:
-        values, group = lists.flatten().cast(pa.float64(), safe=False), _groups(lists)
-        null = np.bincount(group, values.is_null(), len(lists)) > 0
-        numbers = values.to_numpy(zero_copy_only=False)  # null is NaN
-        numbers, group = numbers[~np.isnan(numbers)], group[~np.isnan(numbers)]
-        lengths = np.bincount(group, minlength=len(lists))
-        ends, place = np.cumsum(lengths), np.maximum(lengths - 1, 0) * self._q
-        numbers = np.append(numbers[np.lexsort((numbers, group))], np.nan)
-        at = [ends - lengths + part(place).astype(int) for part in (np.floor, np.ceil)]
-        low, high = numbers[at]
-        with np.errstate(invalid="ignore"):
-            found = np.where(low == high, low, low + (high - low) * (place % 1))
-        return pa.array(found, mask=null | (lengths == 0))
+        options = pc.QuantileOptions(self._q, skip_nulls=self._ignore_nulls)
+        numbers = (each.values.cast(pa.float64(), safe=False) for each in lists)
+        found = (pc.quantile(each, options=options)[0].as_py() for each in numbers)
+        return pa.array(found, pa.float64())
 
 
 class Count(_OfColumn):
