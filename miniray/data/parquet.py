@@ -22,7 +22,7 @@ from miniray.data.tables import concat
 from miniray.data.transforms import Columns, DataError, FilterExpr, Where, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from miniray.data.sources import ReadUnit
     from miniray.data.transforms import Transform
@@ -56,9 +56,9 @@ PARQUET = FileKind("ReadParquet", "Parquet", None, (".parquet", ".pq"))
 class ParquetDatasource(FilesDatasource):
     """Parquet files. Footers are read when units are made, a few files ahead of these.
 
-    Those of 16 files, from the first to the last, tell columns and sizes; those of all files do if
-    they are known, or if an expression chooses row groups. Further columns of other files begin
-    where these do.
+    Those of 16 files, from the first to the last, tell columns and sizes, whatever was read before:
+    units are the same each time. Those of all files do if an expression chooses row groups. Further
+    columns of other files begin where these do.
 
     Attributes:
         columns: Their names; None: all.
@@ -126,8 +126,7 @@ class ParquetDatasource(FilesDatasource):
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: some rows of a row group, or several small row groups together."""
-        known = all(path in self.footers for path, _ in self.found)
-        some = self.found if known or self.exprs else self._some_files()
+        some = self.found if self.exprs else self._some_files()
         seen = together("Parquet", self.schemas(some))
         groups = list(self._groups(some, seen)) or list(self._groups(some := self.found, seen))
         share = len(self.found) / len(some)
@@ -171,9 +170,10 @@ class ParquetDatasource(FilesDatasource):
         for name, function, value in itertools.chain.from_iterable(map(comparisons, self.exprs)):
             known = statistics.get(name)
             if known is not None and known.has_min_max and function in _POSSIBLE:
-                if {type(value), type(known.min)} == {float, decimal.Decimal}:
-                    continue  # Arrow compares them as floats, Python exactly
-                with contextlib.suppress(TypeError):  # types that reading may bring together
+                # Reading may bring types together; Python has no times as far away as Arrow.
+                with contextlib.suppress(TypeError, OverflowError):
+                    if {type(value), type(known.min)} == {float, decimal.Decimal}:
+                        continue  # Arrow compares them as floats, Python exactly
                     if not _POSSIBLE[function](value, known.min, known.max):
                         return False
         return True
@@ -249,12 +249,17 @@ class ParquetDatasource(FilesDatasource):
         return table.select(self.columns)
 
 
-def _decoded(group: Any, names: Collection[str]) -> int:
+def _decoded(group: Any, names: set[str]) -> int:
     """Return about how many bytes columns of a row group take in memory."""
     return sum(chunk.total_uncompressed_size for chunk in _chunks(group, names))
 
 
-def _chunks(group: Any, names: Collection[str]) -> list[Any]:
-    """Return what a row group's metadata says of columns."""
+def _chunks(group: Any, names: set[str]) -> list[Any]:
+    """Return what a row group's metadata says of columns, whose names may have dots."""
     chunks = map(group.column, range(group.num_columns))
-    return [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in names]
+    return [chunk for chunk in chunks if names.intersection(_beginnings(chunk.path_in_schema))]
+
+
+def _beginnings(path: str) -> Iterator[str]:
+    """Yield "a", "a.b" and "a.b.c" of "a.b.c"."""
+    return itertools.accumulate(path.split("."), "{}.{}".format)

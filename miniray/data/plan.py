@@ -51,9 +51,10 @@ class Read(PlanNode):
         return self.source.name
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
-        units = self.source.units(dataclasses.replace(wish, most=self.head))
-        if self.shuffle is not None:
-            found = list(units)
+        if self.shuffle is None:
+            units = self.source.units(dataclasses.replace(wish, most=self.head))
+        else:  # an order of the same units, however many rows are wanted
+            found = list(self.source.units(wish))
             random.Random(self.shuffle).shuffle(found)  # noqa: S311 -- no secret
             units = iter(found)
         return (unit.part(0, self.head) for unit in units)

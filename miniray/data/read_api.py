@@ -220,7 +220,7 @@ def read_parquet(
     if columns is not None:
         names = [columns] if isinstance(columns, str) else list(columns)
         names += ["path"] if include_paths else []
-        read = dataclasses.replace(read, source=read.source.selected(names))
+        read = dataclasses.replace(read, source=read.source.selected(list(dict.fromkeys(names))))
     return Dataset(read) if filter is None else Dataset(read).filter(expr=filter)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import re
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,38 @@ def test_rows_have_a_column_that_only_files_between_have(tmp_path: Path) -> None
     assert concat(tables).column_names == ["a", "between"]
 
 
+def test_rows_and_orders_of_a_seed_are_the_same_whatever_footers_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(dataset: Any) -> list[Any]:
+        tables = map(table_of, execute(optimised(dataset._plan), local=True))
+        return [value for table in tables for value in table["a"].to_pylist()]
+
+    monkeypatch.setattr(data.DataContext.get_current(), "target_max_block_size", 20_000)
+    for number in range(40):
+        table = pa.table({"a": [100 * number + row for row in range(10)]})
+        texts = [f"{row:03}" * (300 if number < 8 else 1) for row in range(10)]
+        pq.write_table(table.append_column("b", [texts]), tmp_path / f"{number:02}.parquet")
+    for method in ("random_sample", "randomize_block_order"):
+        dataset = data.read_parquet(str(tmp_path))
+        some = getattr(dataset, method)(*[0.5] * (method == "random_sample"), seed=0)
+        first = read(some)
+        assert dataset.count() == 400
+        assert read(some) == first
+        assert read(some.limit(3)) == first[:3]
+
+
+def test_bytes_of_columns_with_dots_in_their_names_are_counted(tmp_path: Path) -> None:
+    table = pa.table({"a.b": range(1000), "a.c.d": range(1000), "a": [{"b": 1}] * 1000})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=100, use_dictionary=False)
+    source = data.read_parquet(str(tmp_path))._plan.source
+    for names in (["a.b"], ["a.b", "a.c.d"], ["a"]):
+        units = list(source.selected(names).units(CutWish(target=2000)))
+        assert sum(unit.size for unit in units) >= 8000 * len(names)
+        assert len(units) > 4
+        assert concat(list(map(table_of, units))).equals(table.select(names))
+
+
 def test_columns_are_those_of_later_files_too(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "n": pa.nulls(1)}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"a": [2.5], "n": ["x"], "b": [3]}), tmp_path / "2.parquet")
@@ -258,6 +291,8 @@ def test_folders_of_partitions_are_columns(tmp_path: Path) -> None:
     dataset = data.read_parquet(str(tmp_path))
     assert dataset.take(5) == [{"a": 1, "year": "2024"}, {"a": 1, "year": "2025"}]
     assert dataset.schema().types == [pa.int64(), pa.string()]
+    named = data.read_parquet(str(tmp_path), columns=["a", "path"], include_paths=True)
+    assert named.columns() == list(named.take(1)[0]) == ["a", "path"]
     (tmp_path / "month=01%2F").mkdir()
     (tmp_path / "month=01%2F" / "x.csv").write_text("a\n1\n")
     path = str(tmp_path / "month=01%2F" / "x.csv")
@@ -363,6 +398,12 @@ def test_a_filter_by_a_column_that_a_file_lacks_leaves_out_its_rows(tmp_path: Pa
     pq.write_table(pa.table({"a": [3]}), tmp_path / "1.parquet")
     dataset = data.read_parquet(str(tmp_path)).filter(expr="b > 5").select_columns("a")
     assert values(dataset) == [2]
+
+
+def test_a_filter_compares_times_that_python_does_not_have(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([1, 10**15], pa.timestamp("ms"))}), tmp_path / "a.pq")
+    after = data.read_parquet(str(tmp_path)).filter(expr=col("a") > datetime(2000, 1, 1))
+    assert after.count() == 1
 
 
 def test_a_filter_that_cannot_be_computed_is_named_and_not_the_file_blamed(folder: str) -> None:
