@@ -56,9 +56,9 @@ PARQUET = FileKind("ReadParquet", "Parquet", None, (".parquet", ".pq"))
 class ParquetDatasource(FilesDatasource):
     """Parquet files. Footers are read when units are made, a few files ahead of these.
 
-    Those of 16 files, from the first to the last, tell columns and sizes, whatever was read before:
-    units are the same each time. Those of all files do if an expression chooses row groups. Further
-    columns of other files begin where these do.
+    Those of 16 files, from the first to the last, tell columns and sizes. Those of all files do if
+    an expression chooses row groups; if they are known they tell columns, but no sizes: units are
+    the same each time. Further columns of other files begin where these do.
 
     Attributes:
         columns: Their names; None: all.
@@ -127,7 +127,8 @@ class ParquetDatasource(FilesDatasource):
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: some rows of a row group, or several small row groups together."""
         some = self.found if self.exprs else self._some_files()
-        seen = together("Parquet", self.schemas(some))
+        known = all(path in self.footers for path, _ in self.found)
+        seen = together("Parquet", self.schemas(self.found if known else some))
         groups = list(self._groups(some, seen)) or list(self._groups(some := self.found, seen))
         share = len(self.found) / len(some)
         rows = int(share * sum(rows for _, (_, rows, _) in groups))
