@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import decimal
 import itertools
-import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,8 +138,10 @@ class ParquetDatasource(FilesDatasource):
         parts = max(1, wish.parts // 4) if total > _LARGE * share * len(groups) else wish.parts
         step = max(each, CutWish(1, parts, wish.least).rows_each(rows, 0))
         whole = groups if share == 1 else self._groups(self.found, seen)
-        for source, own in itertools.groupby(whole, operator.itemgetter(0)):
-            yield from source.cut((group for _, group in own), min(each, wish.most), each, step)
+        most = min(each, wish.most)
+        for own in bunched(whole, lambda found: found[1][1], most):
+            source = own[-1][0]  # it has the columns of those before
+            yield from source.cut([group for _, group in own], most, each, step)
 
     def _groups(
         self, files: Sequence[tuple[str, int]], seen: Any

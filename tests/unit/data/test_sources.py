@@ -231,7 +231,9 @@ def test_rows_and_orders_of_a_seed_are_the_same_whatever_footers_are_known(
     for number in range(40):
         table = pa.table({"a": [100 * number + row for row in range(10)]})
         texts = [f"{row:03}" * (300 if number < 8 else 1) for row in range(10)]
-        pq.write_table(table.append_column("b", [texts]), tmp_path / f"{number:02}.parquet")
+        names = ["a", "late" if number == 21 else "b"]  # no footer of those of some files has it
+        table = table.append_column("b", [texts]).rename_columns(names)
+        pq.write_table(table, tmp_path / f"{number:02}.parquet")
     for method in ("random_sample", "randomize_block_order"):
         dataset = data.read_parquet(str(tmp_path))
         some = getattr(dataset, method)(*[0.5] * (method == "random_sample"), seed=0)
