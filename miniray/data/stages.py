@@ -11,7 +11,7 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.api import get, is_initialized, kill
+from miniray.api import cancel, get, is_initialized, kill
 from miniray.data.feeds import key_of, where_of
 from miniray.data.plan import Read, Stage, count_of, walk
 from miniray.data.sources import BlockRows, ReadUnit
@@ -147,6 +147,8 @@ class StageCalls:
                 for call in self._calls:
                     call.generator.close()
                 if is_initialized():  # else they have ended with their cluster
+                    for call in self._calls:
+                        cancel(call.generator)  # else it runs to its next block
                     for actor in self._actors:
                         kill(actor)
 

@@ -520,6 +520,20 @@ def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
     wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=20)
 
 
+def test_a_reader_that_stops_early_ends_a_function_that_takes_long(tmp_path: Path) -> None:
+    from cluster_helpers import wait_until
+
+    def slow(batch: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / "begun").touch()
+        time.sleep(60)
+        return batch
+
+    reader = iter(miniray.data.range(1000).map_batches(slow).iter_batches())
+    wait_until((tmp_path / "begun").exists)
+    del reader
+    wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=20)
+
+
 def test_a_reader_of_a_pool_that_stops_early_leaves_nothing_running() -> None:
     from cluster_helpers import wait_until
 
