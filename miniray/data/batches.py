@@ -154,7 +154,7 @@ class Reading:
         def batches() -> Iterator[Any]:
             found = self._tables()
             if buffer is not None:
-                found = mixed(found, max(buffer, size or 1), seed)
+                found = mixed(found, buffer, seed)
             cut = batched(found, size, drop_last=drop_last)
             return (rows.batch(kind) for rows in cut)
 

@@ -227,7 +227,6 @@ def _compute_of(caller: str, udf: Udf, given: Mapping[str, Any]) -> Compute:
     options = {key: value for key, value in given.items() if value is not None}
     strategy = options.pop("compute", None)
     concurrency = options.pop("concurrency", None)
-    options.update(options.pop("ray_remote_args", None) or {})
     for name in options.keys() & _REFUSED:
         raise TypeError(f"{caller}() has no argument {name!r}.")
     if strategy is not None and concurrency is not None:

@@ -171,7 +171,7 @@ class ParquetDatasource(FilesDatasource):
         statistics = {column.path_in_schema: column.statistics for column in columns}
         for name, function, value in itertools.chain.from_iterable(map(comparisons, self.exprs)):
             known = statistics.get(name)
-            if known is not None and known.has_min_max and function in _POSSIBLE:
+            if known is not None and function in _POSSIBLE:
                 # Reading may bring types together; Python has no times as far away as Arrow.
                 with contextlib.suppress(TypeError, OverflowError):
                     if {type(value), type(known.min)} == {float, decimal.Decimal}:

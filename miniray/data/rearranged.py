@@ -188,9 +188,6 @@ class GroupedData(Aggregating):
 
     with_column = AbsentAttribute("Dataset.with_column() gives each row the same")
 
-    def __repr__(self) -> str:
-        return f"GroupedData(key={list(self._keys)})"
-
 
 def drawn(caller: str, seed: int | None) -> int:
     """Return a seed of the user, or a new one."""

@@ -171,23 +171,30 @@ def test_a_row_larger_than_the_store_is_an_error_that_says_so() -> None:
         data.range(1).map(huge).take_all()
 
 
-def test_a_row_group_larger_than_the_store_is_read_piece_by_piece(tmp_path: Path) -> None:
+def test_a_row_group_larger_than_the_store_is_read(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def same(batch: dict[str, Any]) -> dict[str, Any]:
-        return batch
+    table = pa.table({"x": np.random.default_rng(1).integers(2**62, size=2**23)})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=2**23, use_dictionary=False)
+    dataset = data.read_parquet(str(tmp_path)).map_batches(lambda batch: batch)
+    seen = sum(len(batch["x"]) for batch in dataset.iter_batches(batch_size=2**16))
+    assert seen == 2**23
+    (stage,) = dataset.get_stats_summary()["operators"]
+    assert stage["heap"] > 16 * MIB  # of a process with its modules
 
-    def heap(rows: int) -> int:
-        """The most bytes that a process holds which reads a row group of so many rows."""
-        path = str(tmp_path / f"{rows}.parquet")
-        table = pa.table({"x": np.random.default_rng(1).integers(2**62, size=rows)})
-        pq.write_table(table, path, row_group_size=rows, use_dictionary=False)
-        dataset = data.read_parquet(path).map_batches(same)
-        seen = sum(len(batch["x"]) for batch in dataset.iter_batches(batch_size=2**16))
-        assert seen == rows
-        (stage,) = dataset.get_stats_summary()["operators"]
-        return int(stage["heap"])
 
-    small = heap(2**16)
-    assert heap(2**23) < small + 32 * MIB  # of 64 MiB
+def test_a_call_pauses_at_two_blocks_that_nobody_has_read(tmp_path: Path) -> None:
+    marker = tmp_path / "made"
+
+    def blocks(batch: dict[str, Any]) -> Any:
+        for number in range(50):
+            with marker.open("ab") as file:
+                file.write(b"x")
+            yield {"data": np.full(3 * MIB // 16, number)}
+
+    batches = iter(data.range(1).map_batches(blocks).iter_batches(batch_size=None))
+    wait_until(lambda: marker.exists() and marker.stat().st_size >= 2)
+    wait_until(lambda: miniray.available_resources().get("CPU") == 1)
+    assert marker.stat().st_size <= 3  # with one that is made
+    assert len(list(batches)) == 50

@@ -111,6 +111,16 @@ def test_a_pool_begins_with_as_many_actors_as_it_is_told() -> None:
     assert len({row["pid"] for row in dataset.take_all()}) == 2
 
 
+def test_a_pool_gets_further_actors_while_calls_wait() -> None:
+    class Pid:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(0.05)
+            return {"pid": [os.getpid()] * len(batch["id"])}
+
+    dataset = miniray.data.range(32).map_batches(Pid, batch_size=1, concurrency=(1, 2))
+    assert len({row["pid"] for row in dataset.take_all()}) == 2
+
+
 def test_a_function_that_is_expected_to_keep_the_number_of_rows_is_checked() -> None:
     def one(batch: dict[str, Any]) -> dict[str, Any]:
         return {"id": batch["id"][:1]}
@@ -153,11 +163,18 @@ def test_a_flat_map_and_a_generator_give_any_number_of_rows() -> None:
     assert [row["id"] for row in rows] == list(range(100))
 
 
-def test_a_few_rows_are_divided_among_all_cpus_if_a_function_follows() -> None:
+def test_a_few_rows_are_divided_among_all_cpus_if_a_function_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dataset = miniray.data.range(20).map(lambda row: row)
-    assert len(dataset.take_all()) == 20
-    (stage,) = dataset.get_stats_summary()["operators"]
-    assert stage["calls"] >= 8
+    calls = []
+    for number in (4, 1):  # for each CPU
+        context = miniray.data.DataContext.get_current()
+        monkeypatch.setattr(context, "read_op_min_num_blocks", number)
+        assert len(dataset.take_all()) == 20
+        (stage,) = dataset.get_stats_summary()["operators"]
+        calls.append(stage["calls"])
+    assert calls == [10, 2]
 
 
 def test_as_many_tasks_run_at_once_as_are_allowed(tmp_path: Path) -> None:
@@ -574,6 +591,26 @@ def test_ctrl_c_ends_the_wait_for_a_block_and_the_tasks(tmp_path: Path) -> None:
     thread.join()
     wait_until(lambda: miniray.available_resources().get("CPU") == 2, timeout=50)
     assert begun.stat().st_size < 1000
+
+
+def test_what_comes_first_is_read_first_where_order_is_not_to_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = tmp_path / "read"
+
+    def waits(row: dict[str, Any]) -> dict[str, Any]:
+        deadline = time.monotonic() + 10
+        while row["id"] == 0 and not read.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return row
+
+    options = miniray.data.ExecutionOptions(preserve_order=False)
+    monkeypatch.setattr(miniray.data.DataContext.get_current(), "execution_options", options)
+    rows = iter(miniray.data.range(8).map(waits).iter_rows())
+    first = next(rows)["id"]
+    read.touch()
+    assert first > 0
+    assert sorted(row["id"] for row in rows) == sorted({*range(8)} - {first})
 
 
 def test_small_data_is_divided_among_a_pool_behind_steps_without_functions() -> None:

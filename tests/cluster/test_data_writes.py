@@ -73,6 +73,21 @@ def test_options_that_can_not_be_pickled_are_made_where_files_are_written(tmp_pa
     assert sorted(file.read_text().split()) == ["0", "1"]  # blocks are written as they come
 
 
+def test_files_are_written_as_blocks_come(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+
+    def waits(row: dict[str, Any]) -> dict[str, Any]:
+        deadline = time.monotonic() + 10
+        while row["id"] == 0 and len(list(folder.iterdir())) < 7 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return {"id": row["id"], "files": len(list(folder.iterdir()))}
+
+    data.range(8).map(waits).write_parquet(str(folder))
+    rows = {row["id"]: row["files"] for row in data.read_parquet(str(folder)).take_all()}
+    assert sorted(rows) == list(range(8))
+    assert rows[0] == 7
+
+
 def test_two_that_append_to_a_folder_at_the_same_time_both_add_their_rows(tmp_path: Path) -> None:
     both = [data.range(40).map(lambda row, add=add: {"id": row["id"] + add}) for add in (0, 40)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -92,6 +107,10 @@ def test_modes_say_what_becomes_of_files_that_are_there(tmp_path: Path) -> None:
             data.range(7).write_parquet(folder, mode=mode)
     data.range(2).write_parquet(folder, mode="overwrite")
     assert data.read_parquet(folder).count() == 2
+    for rows in (2, 1):  # files are removed when those that were made of them are there
+        kept = data.read_parquet(folder).filter(expr=f"id < {rows}")
+        kept.write_parquet(folder, mode="overwrite")
+        assert ids(data.read_parquet(folder)) == list(range(rows))
     with pytest.raises(ValueError, match="mode='replace'"):
         data.range(2).write_parquet(folder, mode="replace")
 
@@ -185,10 +204,12 @@ def test_images_are_read_and_written(tmp_path: Path) -> None:
     from PIL import Image
 
     images = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
-    data.from_numpy(images).write_images(str(tmp_path), "data")
-    back = data.read_images(str(tmp_path)).take_all()
+    data.from_numpy(images).write_images(str(tmp_path / "jpg"), "data", "jpg")
+    assert data.read_images(str(tmp_path / "jpg")).count() == 2
+    data.from_numpy(images).write_images(str(tmp_path / "png"), "data")
+    back = data.read_images(str(tmp_path / "png")).take_all()
     assert [(row["image"] == image).all() for row, image in zip(back, images, strict=True)]
-    (scaled,) = data.read_images(str(tmp_path), size=(2, 3), mode="L").take(1)
+    (scaled,) = data.read_images(str(tmp_path / "png"), size=(2, 3), mode="L").take(1)
     expected = Image.fromarray(images[0]).resize((3, 2), Image.Resampling.BILINEAR).convert("L")
     assert scaled["image"].tolist() == np.asarray(expected).tolist()
 
@@ -215,6 +236,7 @@ def test_parts_that_are_read_in_actors_are_all_rows_once() -> None:
     filtered = data.range(100).filter(lambda row: row["id"] % 2 == 0)
     found = miniray.get([read.remote(part) for part in filtered.streaming_split(2)])
     assert sorted(n for part in found for n in part) == list(range(0, 100, 2))
+    assert all(found)
     equal = filtered.streaming_split(3, equal=True)
     found = miniray.get([read.remote(part) for part in equal])
     assert [len(part) for part in found] == [17, 17, 16]
@@ -341,6 +363,8 @@ def test_units_that_fail_are_left_out_if_so_many_may() -> None:
         rows = ids(dataset)
         assert 60 <= len(rows) < 80
         assert "1 failed" in dataset.stats()
+        context.max_errored_blocks = -1  # any number
+        assert ids(data.range(80).map(lambda row: {"id": 1 // row["none"]})) == []
     finally:
         context.max_errored_blocks = 0
 

@@ -158,6 +158,26 @@ def test_tensors_that_ray_has_written_come_out_in_their_shape(version: int, tmp_
     assert blocks.from_file(read.slice(0, 0)).schema == read.schema
 
 
+def test_tensors_of_different_shapes_that_ray_has_written_come_out_in_theirs(tmp_path: Any) -> None:
+    import pyarrow.parquet as pq
+
+    kind = pa.struct([("data", pa.list_(pa.uint8())), ("shape", pa.list_(pa.int64()))])
+    metadata = {
+        b"ARROW:extension:name": b"ray.data.arrow_variable_shaped_tensor",
+        b"ARROW:extension:metadata": b"2",
+    }
+    cells = [{"data": [1, 2], "shape": [1, 2]}, {"data": [3, 4, 5], "shape": [3, 1]}, None]
+    schema = pa.schema([pa.field("image", kind, metadata=metadata)])
+    pq.write_table(pa.table([pa.array(cells, kind)], schema=schema), tmp_path / "ray.parquet")
+    read = blocks.from_file(pq.read_table(tmp_path / "ray.parquet"))
+    found = [row["image"] for row in blocks.table_to_rows(read)]
+    assert [image if image is None else image.tolist() for image in found] == [
+        [[1, 2]],
+        [[3], [4], [5]],
+        None,
+    ]
+
+
 def test_a_column_that_is_null_in_some_blocks_takes_the_type_of_the_others() -> None:
     tables = [pa.table({"a": pa.nulls(2)}), pa.table({"a": [1]}), pa.table({"a": [0.5]})]
     assert tables_.concat(tables).column("a").to_pylist() == [None, None, 1.0, 0.5]
@@ -327,6 +347,17 @@ def test_a_table_of_small_batches_takes_memory_of_about_its_size(count: int) -> 
         tracemalloc.stop()
     assert table["n"].to_pylist() == [number for number in range(count) for _ in range(1000)]
     assert taken < 8000 * count * 4 / 3 + 50_000
+
+
+def test_texts_too_many_for_offsets_of_32_bits_get_those_of_64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables_, "_OFFSETS", 1000)
+    some = pa.table({"t": ["x" * 100] * 9, "b": [b"y"] * 9, "n": range(9)})
+    assert tables_.concat([some[:5], some[5:]]).schema == some.schema
+    many = tables_.concat([some, some])
+    assert many.schema.types == [pa.large_string(), pa.binary(), pa.int64()]
+    assert many.to_pylist() == some.to_pylist() * 2
 
 
 def test_categories_too_many_for_their_indices_stay_chunks_of_a_block() -> None:

@@ -34,8 +34,9 @@ from miniray.data.aggregate import (  # noqa: E402 -- needs pyarrow
 )
 from miniray.data.blocks import table_to_rows  # noqa: E402
 from miniray.data.exchange import together  # noqa: E402
-from miniray.data.executor import execute, table_of  # noqa: E402
-from miniray.data.ordered import JOINS  # noqa: E402
+from miniray.data.executor import _samples, execute, table_of  # noqa: E402
+from miniray.data.feeds import Setting  # noqa: E402
+from miniray.data.ordered import JOINS, Ordered  # noqa: E402
 from miniray.data.sources import BlockRows, ReadUnit  # noqa: E402
 
 if TYPE_CHECKING:
@@ -339,6 +340,14 @@ def test_an_aggregation_of_ray_that_is_not_here_says_what_to_do_instead() -> Non
         data.range(1).groupby("id").with_column  # noqa: B018 -- what is tested
 
 
+def test_bounds_of_partitions_divide_keys_of_all_units() -> None:
+    units = [BlockRows.unit(pa.table({"k": range(low, low + 5)})) for low in range(95, -5, -5)]
+    how = Ordered(("k",))
+    with pytest.raises(StopIteration) as done:
+        next(_samples(how, [units], Setting(data.DataContext(), local=True)))
+    assert how.bounds(done.value.value, 4).column("k").to_pylist() == [25, 50, 75]
+
+
 def test_a_side_of_a_join_without_rows_has_its_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"k": [1], "a": [2]}), tmp_path / "a.parquet")
     nothing = data.read_parquet(str(tmp_path)).filter(expr="a > 5")
@@ -357,6 +366,22 @@ def test_decimals_have_a_deviation() -> None:
     dataset = data.from_arrow([numbers[:3], numbers[3:]])
     (row,) = made(dataset.groupby(None).aggregate(Std("n")))
     assert row["std(n)"] == pytest.approx(statistics.stdev(values), rel=1e-12)
+
+
+def test_a_deviation_is_divided_by_rows_less_ddof() -> None:
+    numbers = table([1, 2, 4] * 2)
+    for ddof, expected in ((0, statistics.pstdev), (1, statistics.stdev)):
+        found = made(numbers.groupby("k").std("n", ddof=ddof))
+        assert [row["std(n)"] for row in found] == [expected([n, n + 3]) for n in range(3)]
+
+
+def test_the_largest_absolute_value_may_be_a_negative_one_or_null() -> None:
+    numbers = table([3, -5, None, 4, 0, 1])
+    for ignore, largest in ((True, 5), (False, None)):
+        agg = AbsMax("k", ignore_nulls=ignore)
+        assert made(numbers.groupby(None).aggregate(agg)) == [{"abs_max(k)": largest}]
+    nothing = data.from_arrow(pa.table({"k": pa.nulls(3)}))
+    assert made(nothing.groupby(None).aggregate(AbsMax("k"))) == [{"abs_max(k)": None}]
 
 
 def test_an_aggregation_of_functions_sees_keys_and_rows() -> None:
@@ -389,6 +414,23 @@ def test_an_aggregation_as_a_class_combines_blocks() -> None:
             return -accumulator
 
     assert made(table([1] * 7).groupby("k").aggregate(Size())) == [{"k": 1, "size": -7}]
+
+
+@pytest.mark.parametrize("ignore", [True, False])
+def test_an_aggregation_as_a_class_leaves_out_null_or_makes_the_result_null(ignore: bool) -> None:
+    class Product(AggregateFnV2):
+        def __init__(self) -> None:
+            super().__init__("product", lambda: 1, on="k", ignore_nulls=ignore)
+
+        def aggregate_block(self, block: Any) -> Any:
+            return pa.compute.product(block["k"], skip_nulls=ignore, min_count=1).as_py()
+
+        def combine(self, current_accumulator: Any, new: Any) -> Any:
+            return current_accumulator * new
+
+    for values, product in (([2, 3] * 3, 216), ([2] * 5 + [None] * 5, 32 if ignore else None)):
+        found = made(table(values).groupby(None).aggregate(Product()))
+        assert found == [{"product": product}]
 
 
 @given(rows_of_keys)
@@ -445,6 +487,14 @@ def test_joins_are_those_of_lists(left: list[Any], right: list[Any], kind: str) 
     assert sorted(found, key=str) == sorted(expected, key=str)
     for row, (one, other) in zip(rows, found, strict=True):
         assert row["k"] == (left[one] if one is not None else right[other])
+
+
+def test_columns_of_a_join_have_the_suffix_of_their_side_and_keys_may_have_two_names() -> None:
+    other = table([1]).rename_columns({"k": "key"})
+    joined = table([1, 1]).join(
+        other, "left_outer", on="k", right_on="key", left_suffix="_l", right_suffix="_r"
+    )
+    assert made(joined) == [{"k": 1, "n_l": 0, "n_r": 0}, {"k": 1, "n_l": 1, "n_r": 0}]
 
 
 def test_keys_of_different_numeric_types_are_joined_by_value() -> None:
@@ -642,6 +692,9 @@ def test_quantiles_of_large_values_are_those_of_numpy_and_leave_out_nan_as_in_ra
     numbers = data.from_items([{"k": key, "n": value} for key, value in rows])
     found = made(numbers.groupby("k").aggregate(Quantile("n", q=0.75, alias_name="q")))
     assert [row["q"] for row in found] == [math.inf, 3.0, 1.0, None]
+    for ignore, median in ((True, 1.5), (False, None)):
+        agg = Quantile("k", ignore_nulls=ignore, alias_name="q")
+        assert made(table([1, None, 2]).groupby(None).aggregate(agg)) == [{"q": median}]
 
 
 def test_units_that_are_read_together_get_the_values_of_their_own_refs() -> None:

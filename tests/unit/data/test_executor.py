@@ -13,6 +13,9 @@ from miniray.data.executor import check_pools, pools_hold
 from miniray.data.feeds import Setting, group_feed, limit_feed, union_feed
 from miniray.data.plan import optimised
 from miniray.data.sources import BlockRows
+from miniray.data.stages import StageCalls, pool_worker
+from miniray.data.stats import StageStats
+from miniray.data.work import StageWork
 
 
 class Same:
@@ -57,6 +60,37 @@ def test_calls_run_at_once_as_far_as_there_are_cpus_and_memory_for_what_each_has
     assert setting.slots(Compute(options={"num_cpus": 2}))[0] == 4
     assert setting.slots(Compute(most=3)) == (3, 3)
     assert setting.slots(Compute(options={"num_gpus": 1}))[0] == 1
+
+
+def test_calls_run_at_once_as_far_as_resource_limits_allow():
+    limits = data.ExecutionResources(cpu=3, gpu=1)
+    options = data.ExecutionOptions(resource_limits=limits.copy(gpu=2))
+    setting = Setting(data.DataContext(execution_options=options), resources={"CPU": 8, "GPU": 8})
+    assert setting.slots(TASKS) == (3, 3)
+    assert setting.slots(Compute(options={"num_cpus": 0.25, "num_gpus": 0.5})) == (4, 4)
+
+
+def test_a_stage_has_fewer_calls_where_blocks_or_processes_take_more_memory_than_there_is():
+    resources = {"CPU": 8, "memory": 4 * 2**30, "object_store_memory": 2**30}
+    stage = optimised(data.range(10).map(lambda row: row)._plan)
+    calls = StageCalls(
+        stage, StageWork(stage.steps, 0), Setting(data.DataContext(), resources=resources)
+    )
+    assert calls._window() == 16
+    calls._stats = StageStats("Map", heap=2**30)
+    assert calls._window() == 8
+    calls._stats = StageStats("Map", calls=1, blocks=2, size=2**27)  # a half of the quarter
+    assert calls._window() == 2
+
+
+def test_tasks_and_actors_run_on_nodes_with_the_labels_of_the_context(monkeypatch):
+    monkeypatch.setattr("miniray.data.stages.remote", lambda **options: lambda target: options)
+    options = data.ExecutionOptions(label_selector={"zone": "a"})
+    context = data.DataContext(execution_options=options)
+    assert pool_worker(TASKS, context)["label_selector"] == {"zone": "a"}
+    assert pool_worker(TASKS, context)["scheduling_strategy"] == "DEFAULT"  # in no group
+    other = Compute(options={"label_selector": {"zone": "b"}})
+    assert pool_worker(other, context)["label_selector"] == {"zone": "b"}
 
 
 def test_what_is_in_flight_fits_into_a_quarter_of_the_store_or_what_is_allowed():

@@ -75,6 +75,16 @@ def test_nothing_is_shown_in_the_first_second_or_without_a_terminal(
     other.close()
 
 
+def test_nothing_is_shown_if_the_context_says_so(terminal: Terminal, monkeypatch: Any) -> None:
+    monkeypatch.setattr("miniray.data.stats._SHOWN_AFTER", 0)
+    assert data.range(4).take_all()
+    assert terminal.getvalue()
+    terminal.truncate(0)
+    monkeypatch.setattr(data.DataContext.get_current(), "enable_progress_bars", False)
+    assert data.range(4).take_all()
+    assert terminal.getvalue() == ""
+
+
 def test_of_two_executions_the_first_one_is_shown(terminal: Terminal) -> None:
     first, second = RowProgress(execution(2.0)), RowProgress(execution(3.0))
     first.tell()

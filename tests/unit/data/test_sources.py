@@ -116,6 +116,7 @@ def test_a_repr_shows_the_first_rows_of_what_is_in_memory() -> None:
     assert lines[-1] == "(Showing 10 of 20 rows)"
     assert "│ id    │" in repr(data.range(0))
     assert repr(data.from_items([])) == "shape: (0, ?)\n(Showing 0 of 0 rows)"
+    assert f"│ {'x' * 40} │" in repr(data.from_items(["x" * 100]))
 
 
 def test_a_repr_of_blocks_that_are_lost_shows_none_of_their_rows(
@@ -137,6 +138,8 @@ def test_columns_and_filters_reach_the_files(folder: str, capsys: Any) -> None:
     assert dataset.take(1) == [{"a": 0}]
     filtered = data.read_parquet(folder, columns=["a", "b"]).filter(expr="a >= 250")
     assert values(filtered.limit(1000)) == list(range(250, 300))
+    for expr in ("a != 5 and a < 7", col("a").is_in([0, 1, 2, 3, 4, 6])):
+        assert values(data.read_parquet(folder).filter(expr=expr)) == [0, 1, 2, 3, 4, 6]
     pruned = data.read_parquet(folder, filter=col("a") >= 250)
     assert values(pruned.limit(1000)) == list(range(250, 300))
     with pytest.raises(ValueError, match="has no column 'c', but a, b"):
@@ -154,7 +157,9 @@ def test_tasks_read_for_what_holds_an_accelerator(folder: str, capsys: Any) -> N
             rows.map_batches(model, batch_size=8, num_gpus=1).explain()
             assert "   +- ReadParquet  [tasks]" in capsys.readouterr().out
     files.map_batches(Model, concurrency=2).explain()
-    assert "ReadParquet->MapBatches(Model)  [pool" in capsys.readouterr().out
+    assert "ReadParquet->MapBatches(Model)  [pool of 2 actors]" in capsys.readouterr().out
+    files.map_batches(Model, concurrency=(1, 4), num_cpus=0.5).explain()
+    assert "[pool of 1 to 4 actors] {'num_cpus': 0.5}" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -209,6 +214,13 @@ def test_a_unit_is_there_before_all_footers_of_files_are_read(
     assert len(set(opened)) < 100
     assert [table_of(unit)["a"][0].as_py() for unit in units] == list(range(2, 300))
     assert set(opened) == set(names)
+
+
+def test_files_of_which_some_have_no_rows_are_units_of_those_that_have(tmp_path: Path) -> None:
+    for number in range(31):  # every other one is looked at
+        pq.write_table(pa.table({"a": [number] * 100 * (number % 2)}), tmp_path / f"{number:02}.pq")
+    units = list(data.read_parquet(str(tmp_path))._plan.units(CutWish(2**25)))
+    assert [unit.rows for unit in units] == [1500]
 
 
 def test_rows_have_a_column_that_only_files_between_have(tmp_path: Path) -> None:
@@ -300,6 +312,8 @@ def test_folders_of_partitions_are_columns(tmp_path: Path) -> None:
     path = str(tmp_path / "month=01%2F" / "x.csv")
     row = {"a": 1, "month": "01/", "path": path}
     assert data.read_csv(str(tmp_path), include_paths=True).take_all() == [row]
+    pq.write_table(pa.table({"year": [1]}), tmp_path / "year=2024" / "x.parquet")
+    assert data.read_parquet(str(tmp_path / "year=2024")).take_all() == [{"year": 1}]
     assert data.read_text(path).take(1) == [{"text": "a"}]
 
 
@@ -319,6 +333,8 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
                 file.write(text.encode())
     assert values(data.read_json(str(tmp_path)), "n") == [1, 2] * 3
     assert values(data.read_csv(str(tmp_path)), "n") == [1, 2] * 3
+    units = list(data.read_csv(str(tmp_path))._plan.units(CutWish(1)))  # they can't be cut
+    assert [table_of(unit)["n"].to_pylist() for unit in units] == [[1, 2]] * 3
     assert values(data.read_text(f"{tmp_path}/b.csv.gz"), "text") == ["n", "1", "2"]
     assert data.read_binary_files(f"{tmp_path}/b.csv.bz2").take(1) == [{"bytes": b"n\n1\n2\n"}]
     (tmp_path / "c.TSV.GZ").write_bytes(gzip.compress(b"a\tb\n1\t2\n"))
@@ -329,6 +345,10 @@ def test_names_of_files_in_folders_may_end_otherwise(tmp_path: Path) -> None:
     (tmp_path / "part-0").write_text("n\n1\n")
     with pytest.raises(FileNotFoundError, match=r"no CSV file .*\.csv.* are looked for; None: all"):
         data.read_csv(str(tmp_path))
+    assert values(data.read_csv(str(tmp_path), file_extensions=None), "n") == [1]
+    (tmp_path / "_hidden").mkdir()
+    for hidden in (".part-0", "_SUCCESS", "_hidden/part-0"):
+        (tmp_path / hidden).write_text("n\n5\n")
     assert values(data.read_csv(str(tmp_path), file_extensions=None), "n") == [1]
     (tmp_path / "b.TXT").write_text("n\n2\n")
     for extensions in (["txt"], "txt", ".TXT"):
@@ -344,6 +364,8 @@ def test_paths_may_be_missing_where_others_are_not(tmp_path: Path) -> None:
     assert values(data.read_csv(paths, ignore_missing_paths=True), "n") == [1]
     with pytest.raises(FileNotFoundError, match=r"none\.csv"):
         data.read_csv(paths[:1], ignore_missing_paths=True)
+    with pytest.raises(ValueError, match="on different filesystems"):
+        data.read_csv([*paths, "memory://a.csv"])
 
 
 def test_two_columns_of_one_name_are_an_error_that_names_the_file(tmp_path: Path) -> None:
@@ -490,6 +512,10 @@ def test_csv_json_text_numpy_and_bytes(tmp_path: Path) -> None:
         ("one", "x.txt"),
         ("two", "x.txt"),
     ]
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("ä\n\n".encode("latin-1"))
+    lines = data.read_text(str(latin), encoding="latin-1", drop_empty_lines=False)
+    assert values(lines, "text") == ["ä", ""]
     np.save(tmp_path / "x.npy", np.ones((3, 2)))
     assert data.read_numpy(str(tmp_path / "x.npy")).take(1)[0]["data"].tolist() == [1, 1]
     np.save(tmp_path / "o.npy", np.array([{}], dtype=object))
@@ -514,6 +540,8 @@ def test_lines_of_a_file_that_is_cut_are_all_there_once(tmp_path: Path) -> None:
             tables = [table_of(unit) for unit in units]
             found = [row["a"] for table in tables for row in table.to_pylist()]
             assert found == list(range(1000))
+    given = data.read_csv(str(tmp_path / "x.csv"), parse_options=pa.csv.ParseOptions())
+    assert len(list(given._plan.units(CutWish(100)))) == 1  # quotes of the user may hold line ends
     (tmp_path / "list.json").write_text(f"[{','.join(lines)}]")
     whole = data.read_json(str(tmp_path / "list.json"))
     assert len(list(whole._plan.source.units(CutWish(100)))) == 1
@@ -645,6 +673,18 @@ def test_a_step_that_cannot_be_done_is_named() -> None:
     assert "File " not in str(told.value)  # no code of the user
 
 
+def test_functions_of_rows_are_called_for_as_many_as_a_limit_keeps() -> None:
+    called: list[int] = []
+
+    def noted(row: Any) -> Any:
+        called.append(row["id"])
+        return row
+
+    plan = optimised(data.range(100).map(noted).limit(3)._plan)
+    assert sum(unit.rows or 0 for unit in execute(plan, local=True)) == 3
+    assert called == [0, 1, 2]
+
+
 def test_unions_and_limits_of_limits() -> None:
     dataset = data.range(5).union(data.range(3), data.range(2))
     assert dataset.count() == 10
@@ -683,6 +723,10 @@ def test_samples_and_orders_come_from_a_seed(folder: str) -> None:
     sample = data.range(1000).random_sample(0.3, seed=5)
     assert sample.take_all() == sample.take_all()
     assert 200 < len(sample.take_all()) < 400
+    assert sample.take_all() != data.range(1000).random_sample(0.3, seed=6).take_all()
+    two = data.from_arrow([pa.table({"a": range(100)})] * 2).random_sample(0.5, seed=5)
+    first, second = (table_of(unit) for unit in execute(two._plan, local=True))
+    assert first != second  # of each unit other rows
     source = data.read_parquet(folder).split(10)
     assert len(source) == 10
 
@@ -697,9 +741,20 @@ def test_batches_of_each_format() -> None:
     mixed = dataset.iter_batches(local_shuffle_buffer_size=10, local_shuffle_seed=1)
     (batch,) = mixed
     assert sorted(batch["id"]) == list(range(10)) != batch["id"].tolist()
+    assert [again["id"].tolist() for again in mixed] == [batch["id"].tolist()]
     with pytest.raises(ValueError, match="batch_format='dask'"):
         dataset.iter_batches(batch_format="dask")
     assert dataset.take_batch(3)["id"].tolist() == [0, 1, 2]
+    assert len(dataset.take_all(limit=10)) == 10
+    with pytest.raises(ValueError, match="the dataset has more rows"):
+        dataset.take_all(limit=9)
+
+
+def test_large_data_in_the_driver_bring_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.setattr("miniray.data.consumption._MUCH", 79)
+    with pytest.warns(UserWarning, match="needs a batch at a time"):
+        data.range(10).to_pandas()
 
 
 def test_batches_of_tensors() -> None:
@@ -708,6 +763,9 @@ def test_batches_of_tensors() -> None:
     batches = dataset.iter_torch_batches(batch_size=3, dtypes=torch.float32)
     shapes = [batch["data"].shape for batch in batches]
     assert shapes == [(3, 2), (1, 2)]
+    by_name = {"dtypes": {"data": torch.float16}, "drop_last": True}
+    (whole,) = dataset.iter_torch_batches(batch_size=3, **by_name)
+    assert (whole["data"].shape, whole["data"].dtype) == ((3, 2), torch.float16)
     assert len(list(batches)) == 2  # each iteration reads anew
     (collated,) = dataset.iter_torch_batches(collate_fn=lambda arrays: arrays["data"].sum())
     assert collated == 12

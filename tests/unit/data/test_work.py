@@ -1,6 +1,8 @@
 """What a task of a dataset does with the units that it is given."""
 
 import dataclasses
+import pathlib
+import random
 import threading
 import types
 
@@ -9,9 +11,11 @@ import pytest
 
 from miniray import data
 from miniray.data.exchange import together
+from miniray.data.files import resolve
 from miniray.data.sources import BlockRows, Content, CutWish, ReadUnit
 from miniray.data.transforms import MapBatches, Udf, Where
-from miniray.data.work import PoolWorker, StageWork
+from miniray.data.work import PoolWorker, StageWork, seed
+from miniray.data.writers import Writer
 
 pa = pytest.importorskip("pyarrow")
 
@@ -205,6 +209,16 @@ def test_a_call_that_was_begun_and_is_cancelled_gives_no_rows_to_the_one_behind_
     assert not any(each.is_alive() for each in threads)
 
 
+def test_random_numbers_of_all_libraries_are_set_from_the_number_of_the_unit():
+    torch = pytest.importorskip("torch")
+    drawn = []
+    for index in (1, 1, 2):
+        seed(Where("here", index))
+        drawn.append((random.random(), np.random.random(), float(torch.rand(1))))
+    assert drawn[0] == drawn[1]
+    assert not set(drawn[0]) & set(drawn[2])
+
+
 @pytest.mark.parametrize("kinds", [(Block, Numbers), (Numbers, Block)])
 def test_files_are_read_in_their_call_only_as_that_may_run_code_of_the_user(monkeypatch, kinds):
     units = [kind([n]) for n, kind in enumerate(kinds)]
@@ -212,6 +226,23 @@ def test_files_are_read_in_their_call_only_as_that_may_run_code_of_the_user(monk
     assert pool.numbers() == [0]
     assert not units[1].read.is_set()
     assert pool.numbers() == [1]
+
+
+def test_a_file_is_written_aside_and_renamed_when_it_is_whole(tmp_path, monkeypatch):
+    filesystem, folder = resolve(str(tmp_path))
+    written = []
+
+    def noted(path, value):
+        written.append(pathlib.Path(path).name)
+        pathlib.Path(path).write_bytes(value)
+
+    monkeypatch.setattr(filesystem, "pipe_file", noted)
+    names = ("WriteParquet", "parquet", filesystem, folder, 7, "-token", "", ())
+    (made,) = Writer(*names, 0, dict).run(iter([pa.table({"n": [1, 2]})]), Where("here", 2))
+    assert (made.num_rows, made.num_columns) == (2, 0)
+    name = "000009-000000-token.parquet"
+    assert written == [f".{name}.part"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_small_files_are_one_batch_where_no_size_is_given(tmp_path):
@@ -229,6 +260,10 @@ def test_small_files_are_one_batch_where_no_size_is_given(tmp_path):
         (table,) = work.tables(Where("here"), unit, ())
         assert table.column("bytes").to_pylist() == [bytes([number]) for number in range(100)]
     assert batches == [100, 100]
+    batches.clear()
+    large = BlockRows.unit(pa.table({"bytes": [bytes(2**20)] * 10}))
+    list(work.tables(Where("here"), large, large.values()))
+    assert batches == [3, 3, 3, 1]  # of 4 MiB at most
 
 
 def test_large_row_groups_are_cut_so_that_each_cpu_has_a_part_and_small_ones_further(tmp_path):
@@ -242,6 +277,19 @@ def test_large_row_groups_are_cut_so_that_each_cpu_has_a_part_and_small_ones_fur
         source = data.read_parquet(path)._plan.source
         units = list(source.units(CutWish(2**30, parts=8)))
         assert [unit.rows for unit in units] == [rows // parts] * parts
+
+
+def test_a_row_group_is_read_and_decoded_in_parts(tmp_path):
+    import pyarrow.parquet as pq
+
+    table = pa.table({"n": np.random.default_rng(1).integers(2**62, size=2**23)})  # 64 MiB
+    pq.write_table(table, tmp_path / "n.parquet", row_group_size=2**23, use_dictionary=False)
+    (unit,) = data.read_parquet(str(tmp_path))._plan.source.units(CutWish(2**30))
+    before, held = pa.total_allocated_bytes(), []
+    for part in unit.read():
+        held.append(pa.total_allocated_bytes() - before)
+        del part
+    assert max(held) < 32 * 2**20
 
 
 def test_long_texts_of_a_dictionary_are_decoded_some_at_a_time(tmp_path):

@@ -218,6 +218,44 @@ def test_options_of_execution_are_for_all_datasets_or_by_name():
         DataConfig(execution_options=True)
 
 
+def test_a_dataset_is_executed_with_the_options_that_it_was_given(monkeypatch):
+    options = ExecutionOptions(resource_limits=ExecutionResources(cpu=1))
+    source = adapt("train", miniray.data.range(4), options=options)
+    assert source._context.execution_options is options
+    asked = []
+    monkeypatch.setattr(
+        "miniray.train.data.datasets.execute", lambda plan, **given: iter([asked.append(given)])
+    )
+    source.tables(iter(()), 1, local=True)
+    assert asked[0]["context"].execution_options is options
+    assert asked[0]["ordered"]  # in any case
+
+
+def test_random_numbers_of_a_unit_are_others_in_the_next_epoch():
+    source = adapt("train", miniray.data.range(4), shuffled=True)
+    keys = [source.selected(0, Span(4, 0, 4, None), epoch).key for epoch in (0, 1, 1)]
+    assert keys[0] != keys[1] == keys[2]
+
+
+def test_each_rank_begins_with_another_actor_of_a_pool():
+    class Same:
+        def __call__(self, row):
+            return row
+
+    source = adapt("train", miniray.data.range(4).map(Same, concurrency=2))
+    given = [source.through([["a", "b"]], rank)._stages[-1].compute.given for rank in range(3)]
+    assert given == [["a", "b"], ["b", "a"], ["a", "b"]]
+
+
+def test_ranks_that_hold_all_cpus_say_so_once(caplog, monkeypatch):
+    monkeypatch.setattr("miniray.train.data.datasets.is_cpu_left", lambda: False)
+    monkeypatch.setattr("miniray.train.data.datasets._warned", False)
+    sources = [adapt("train", miniray.data.range(4)) for _ in range(2)]
+    assert [source.is_local() for source in sources * 2] == [True] * 4
+    (told,) = caplog.messages
+    assert "hold all CPUs" in told
+
+
 def test_the_default_options_of_ingest_are_a_copy_to_be_changed() -> None:
     from miniray.data import DataContext
 
