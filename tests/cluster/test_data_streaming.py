@@ -174,6 +174,8 @@ def test_a_few_rows_are_divided_among_all_cpus_if_a_function_follows(
         assert len(dataset.take_all()) == 20
         (stage,) = dataset.get_stats_summary()["operators"]
         calls.append(stage["calls"])
+        assert stage["wall"] > 0 < stage["cpu"]
+        assert dataset.get_stats_summary()["waited"] > 0
     assert calls == [10, 2]
 
 

@@ -375,6 +375,13 @@ def test_a_deviation_is_divided_by_rows_less_ddof() -> None:
         assert [row["std(n)"] for row in found] == [expected([n, n + 3]) for n in range(3)]
 
 
+def test_aggregates_of_a_dataset_leave_out_null_or_do_not_as_they_are_told() -> None:
+    numbers = table([1, None])
+    assert (numbers.sum("k"), numbers.sum("k", ignore_nulls=False)) == (1, None)
+    assert numbers.unique("k") == [1, None]
+    assert numbers.unique("k", ignore_nulls=True) == [1]
+
+
 def test_the_largest_absolute_value_may_be_a_negative_one_or_null() -> None:
     numbers = table([3, -5, None, 4, 0, 1])
     for ignore, largest in ((True, 5), (False, None)):
@@ -557,6 +564,8 @@ def test_lists_structs_and_tensors_are_joined_beside_their_keys(parts: int) -> N
 def test_a_zip_has_the_columns_of_both(count: int, blocks: int) -> None:
     rows = made(table([5] * count).zip(data.range(count).repartition(blocks), table([6] * count)))
     assert rows == [{"k": 5, "n": n, "id": n, "k_1": 6, "n_1": n} for n in range(count)]
+    ids = data.range(count)
+    assert made(ids.zip(ids, ids)) == [{"id": n, "id_1": n, "id_2": n} for n in range(count)]
 
 
 def test_rows_that_no_one_has_counted_are_dealt_out_and_zipped(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from miniray.data.collate_fn import (  # noqa: E402
 )
 from miniray.data.executor import execute, table_of  # noqa: E402
 from miniray.data.expressions import col  # noqa: E402
-from miniray.data.files import resolve  # noqa: E402
+from miniray.data.files import bunched, resolve  # noqa: E402
 from miniray.data.parquet import ParquetDatasource  # noqa: E402
 from miniray.data.plan import optimised, walk  # noqa: E402
 from miniray.data.sources import CutWish, tables_of_items  # noqa: E402
@@ -467,6 +467,13 @@ def test_a_file_that_is_gone_cut_off_or_damaged_is_named(folder: str) -> None:
             dataset.take_all()
 
 
+def test_images_and_objects_take_more_bytes_than_their_files(tmp_path: Path) -> None:
+    for name, read, times in (("x.png", data.read_images, 8), ("x.json", data.read_json, 2)):
+        (tmp_path / name).write_bytes(bytes(100))
+        (unit,) = read(str(tmp_path))._plan.units(CutWish(2**20))
+        assert unit.size == 100 * times
+
+
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     (tmp_path / "x.png").write_bytes(b"no image")
@@ -614,6 +621,7 @@ def test_small_files_are_read_together(tmp_path: Path) -> None:
     units = list(data.read_text(str(tmp_path))._plan.source.units(CutWish(2**20)))
     assert len(units) == 1
     assert values(data.read_text(str(tmp_path)), "text")[-1] == "99"
+    assert list(bunched([3, 3, 5, 9, 1], int, 6)) == [[3, 3], [5], [9], [1]]
 
 
 def test_items_ranges_tensors_arrays_and_frames() -> None:
@@ -854,6 +862,10 @@ def test_arguments_that_make_no_sense_are_told() -> None:
     for sizes in ({"size": 2, "max_size": 3}, {"max_size": 3, "initial_size": 5}):
         with pytest.raises(ValueError, match="size alone, or 1 <= min_size"):
             data.ActorPoolStrategy(**sizes)
+    with pytest.raises(ValueError, match=r"map\(fn_constructor_args=\) is for classes"):
+        dataset.map(lambda row: row, fn_constructor_args=(1,))
+    with pytest.raises(NotImplementedError, match=r"is known after materialize\(\)"):
+        dataset.num_blocks()
     with pytest.raises(TypeError, match=r"add_column\(\) takes a function .* not 5"):
         dataset.add_column("x", 5)
     with pytest.raises(TypeError, match="by the columns' names"):

@@ -357,8 +357,34 @@ def test_rows_of_a_hugging_face_dataset_are_read_a_part_at_a_time():
     large = UnitsSource([ReadUnit(HubRows(dataset), len(dataset), len(dataset) * 2**20)])
     next(iter(DataIterator("train", large, 0, 1).iter_batches(batch_size=1, prefetch_batches=0)))
     assert dataset.asked == [16]  # of 1 MiB each
+    dataset.asked.clear()
     kept = DataIterator("train", source, seed=None).iter_batches(batch_size=1000)
     assert [int(n) for batch in kept for n in batch["id"]] == list(range(40_000))
+    assert max(dataset.asked) == 1024
+
+
+def test_datasets_are_told_the_epoch_and_asked_for_several_items_as_by_pytorch():
+    class Stream:
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([self.epoch])
+
+    class Items:
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, number):
+            raise AssertionError
+
+        def __getitems__(self, numbers):
+            return [{"id": number} for number in numbers]
+
+    epochs = DataIterator("train", adapt("train", Stream())).iter_batches(batch_size=1)
+    assert [[int(batch[0]) for batch in epochs] for _ in range(3)] == [[0], [1], [2]]
+    items = DataIterator("train", adapt("train", Items()), seed=None).iter_batches(batch_size=4)
+    assert [batch["id"].tolist() for batch in items] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_units_that_are_too_large_to_be_reordered_are_cut(tmp_path, monkeypatch):
@@ -427,6 +453,7 @@ def test_row_groups_that_are_units_are_not_cut_to_be_mixed(tmp_path, monkeypatch
         pa.parquet.write_table(table_of(100), tmp_path / f"{number}.parquet")
     source = adapt("train", miniray.data.read_parquet(str(tmp_path)), shuffled=True)
     assert list(source.block_sizes) == [100, 100, 100]
+    assert [len(unit.content.sides[0]) for unit in source._units] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["table", "file"])

@@ -144,6 +144,15 @@ def test_each_epoch_and_each_seed_has_an_order_of_its_own():
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
 
 
+def test_blocks_have_another_order_in_each_epoch_and_rows_in_each_block():
+    first, second = (
+        [block for block, _ in EpochOrder([1] * 20, 5, epoch).spans(0, 20)] for epoch in (0, 1)
+    )
+    assert first != second
+    rows = [span.numbers().tolist() for _, span in EpochOrder([50, 50], 5, 0).spans(0, 100)]
+    assert rows[0] != rows[1]
+
+
 def test_without_a_seed_rows_keep_their_order():
     spans = EpochOrder([3, 2], None, 4).spans(1, 5)
     assert [(block, span.numbers()) for block, span in spans] == [(0, range(1, 3)), (1, range(2))]
@@ -182,6 +191,11 @@ def test_a_rank_that_has_read_all_says_so_to_ranks_with_one_row_more(rank):
     position.taken = size_of(position.own(rank))
     state = state_of(position, rank, IDENTITY)
     assert position_of(state, IDENTITY, 2).ranges == []
+
+
+def test_a_state_of_an_older_version_which_says_nothing_of_blocks_is_taken_up():
+    state = state_of(Position(0, [(0, 7)], 3), 0, IDENTITY)
+    assert position_of(state, {**IDENTITY, "blocks": 1}, 3).ranges == [(0, 7)]
 
 
 @pytest.mark.parametrize(
