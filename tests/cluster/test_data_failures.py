@@ -157,8 +157,8 @@ def test_a_function_that_ends_its_process_each_time_is_named_with_the_rows(
     before = context.max_actor_restarts, context.max_task_retries
     context.max_actor_restarts = context.max_task_retries = 0
     try:
-        dataset = data.range(1).map_batches(Ends if pool else ends, concurrency=1)
-        told = r"MapBatches\(.nds\) failed on range\(0, 1\): .* with code 3"
+        dataset = data.range(10).map_batches(Ends if pool else ends, concurrency=1)
+        told = r"MapBatches\(.nds\) failed on rows 0 to \d of range\(0, 10\): .* with code 3"
         with pytest.raises(data.DataError, match=told):
             dataset.take_all()
         assert len(list(tmp_path.iterdir())) == 1  # it is not repeated

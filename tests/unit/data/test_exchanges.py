@@ -449,6 +449,11 @@ def test_each_group_is_mapped_whole_and_in_the_order_of_keys(values: list[Any]) 
     assert made(grouped) == [{"n": ns[0], "size": len(ns)} for ns in groups_of(values).values()]
 
 
+def test_texts_of_views_are_groups() -> None:
+    found = made(table(["b", None, "a", "b"], pa.string_view()).groupby("k").count())
+    assert [tuple(row.values()) for row in found] == [("a", 1), ("b", 2), (None, 1)]
+
+
 def test_all_rows_are_one_group_without_a_key() -> None:
     grouped = table([1, 2] * 9).groupby(None).map_groups(lambda group: {"size": [len(group["n"])]})
     assert made(grouped) == [{"size": 18}]
