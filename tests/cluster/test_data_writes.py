@@ -335,6 +335,7 @@ def test_another_order_of_blocks_has_the_same_rows() -> None:
     mixed = ids(dataset.randomize_block_order(seed=1))
     assert sorted(mixed) == list(range(1000)) != mixed
     assert ids(dataset.randomize_block_order(seed=1)) == mixed
+    assert ids(dataset.randomize_block_order(seed=2)) != mixed
 
 
 def test_pandas_and_a_column_made_by_a_function() -> None:

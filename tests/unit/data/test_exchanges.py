@@ -711,6 +711,11 @@ def test_quantiles_of_large_values_are_those_of_numpy_and_leave_out_nan_as_in_ra
         assert made(table([1, None, 2]).groupby(None).aggregate(agg)) == [{"q": median}]
 
 
+def test_a_part_of_a_unit_has_its_share_of_bytes_and_random_numbers_of_its_own() -> None:
+    part = ReadUnit(BlockRows(), 4, 100, refs=("a ref",), key=5).part(0, 1)
+    assert (part.rows, part.size, part.key) == (1, 25, None)
+
+
 def test_units_that_are_read_together_get_the_values_of_their_own_refs() -> None:
     tables = [pa.table({"n": range(low, low + 4)}) for low in (0, 4)]
     wholes = [ReadUnit(BlockRows(), 4, refs=(ref,)) for ref in ("a ref", "another")]
