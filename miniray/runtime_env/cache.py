@@ -221,6 +221,12 @@ def folder_in_use(root: Path, key: str, build: Callable[[Path], None]) -> Iterat
             yield root / key
         finally:
             _unlock(use_lock)
+            # Who looks for unused folders just now has this lock, and may have seen it in use.
+            build_lock = _lock_exclusive(root / f"{key}.build")
+            try:
+                _remove_locked(root, key, unfinished=False)
+            finally:
+                _unlock(build_lock)
     finally:
         _remove_unused(root)
         with contextlib.suppress(OSError):  # others have folders there, or have removed it
@@ -272,18 +278,22 @@ def collect(root: Path, limit: int) -> None:
 def _remove_if_unused(root: Path, key: str, *, unfinished: bool) -> bool:
     """Remove a folder unless a process builds or uses it; returns whether it is gone."""
     with _try_exclusive(root / f"{key}.build") as building:
-        if not building:  # the holder of this lock may just be removing the other one's file
+        # Its holder may just be removing the other lock's file.
+        return building and _remove_locked(root, key, unfinished=unfinished)
+
+
+def _remove_locked(root: Path, key: str, *, unfinished: bool) -> bool:
+    """Do so as the process that has the lock for building it."""
+    with _try_exclusive(root / f"{key}.use") as using:
+        if not using:
             return False
-        with _try_exclusive(root / f"{key}.use") as using:
-            if not using:
-                return False
-            if unfinished and _marker(root, key).exists():
-                return False  # it was finished since
-            _marker(root, key).unlink(missing_ok=True)
-            _remove_tree(root / key)
-            (root / f"{key}.use").unlink()
-            (root / f"{key}.build").unlink()
-            return True
+        if unfinished and _marker(root, key).exists():
+            return False  # it was finished since
+        _marker(root, key).unlink(missing_ok=True)
+        _remove_tree(root / key)
+        (root / f"{key}.use").unlink()
+        (root / f"{key}.build").unlink()
+        return True
 
 
 @contextlib.contextmanager

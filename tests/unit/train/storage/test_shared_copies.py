@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import fsspec
@@ -92,6 +93,27 @@ def test_checkpoints_are_fetched_at_the_same_time(store, place, monkeypatch):
     monkeypatch.setattr(fetches.go, "wait", lambda _t, wait=fetches.go.wait: wait(20) >= 0)
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(use, ["one", "two"])) == ["one", "two"]
+    assert list(place.iterdir()) == []
+
+
+def test_a_copy_is_deleted_though_another_process_just_looks_whether_it_is_used(store, place):
+    entered, leave = threading.Event(), threading.Event()
+
+    def use():
+        with Checkpoint("one", store).as_directory():
+            entered.set()
+            assert leave.wait(20)
+
+    with ThreadPoolExecutor(1) as threads:
+        used = threads.submit(use)
+        assert entered.wait(20)
+        (lock,) = place.glob("*/*.build")
+        with lock.open() as looks:
+            fcntl.flock(looks, fcntl.LOCK_EX)
+            leave.set()
+            wait([used], timeout=0.1)  # it ends only when the other one has looked
+            assert not used.done()
+        used.result(20)
     assert list(place.iterdir()) == []
 
 
