@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from miniray.data.tables import Rows, batched, gathered, resized, tabulated
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.data.expressions import Expr
 
@@ -168,7 +169,7 @@ class UserStep(Transform):
 
 def _own(row: Any) -> Any:
     """Copy a row that a function may fill again: its dictionary, arrays and lists."""
-    if not hasattr(row, "keys"):
+    if not isinstance(row, Mapping):  # a Series of pandas has keys, too
         raise TypeError(f"a row is a dictionary, such as {{'item': 1}}, not {type(row).__name__}")
     if type(row) is not dict:
         return row

@@ -389,6 +389,13 @@ def test_a_series_is_no_batch_and_names_of_columns_are_texts() -> None:
     assert blocks.rows_to_table([{1: 2}]).column_names == ["1"]
 
 
+def test_a_series_of_pandas_is_no_row() -> None:
+    pandas = pytest.importorskip("pandas")
+    step = MapRows("Map(f)", Udf(lambda row: pandas.Series(row)), "Map")
+    with pytest.raises(RuntimeError, match=r"a row is a dictionary.*not Series"):
+        list(step.run(iter([pa.table({"a": [1]})]), Where("here")))
+
+
 def test_rows_without_columns_are_counted() -> None:
     rows = [blocks.rows_to_table([{}] * 10), blocks.rows_to_table([{}] * 5)]
     assert tables_.concat(rows).num_rows == 15
