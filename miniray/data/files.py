@@ -242,6 +242,7 @@ class FilesDatasource(Datasource):
         options: Of the function that makes rows of bytes.
         folders: The columns from paths.
         found: Paths and sizes; none in read units.
+        codec: Compression of all files. Default: the one that the name of each tells.
     """
 
     kind: FileKind
@@ -250,6 +251,7 @@ class FilesDatasource(Datasource):
     folders: Sequence[str]
     found: Sequence[tuple[str, int]]
     name: str
+    codec: str | None = None
 
     def units(self, wish: CutWish) -> Iterator[ReadUnit]:
         """Yield units: parts of large files, small files together."""
@@ -290,7 +292,7 @@ class FilesDatasource(Datasource):
 
         Parts of a CSV file are read with the types that its beginning tells, if they have such.
         """
-        if self.kind.lines is None or self.options or _codec(path):
+        if self.kind.lines is None or self.options or self._codec(path):
             return None
         head = self.filesystem.head(path, _FIRST)
         if not self.kind.lines(head):
@@ -314,9 +316,14 @@ class FilesDatasource(Datasource):
         data = self.filesystem.cat_file(path) if piece.whole else self._lines(piece)
         if data or not piece.start:
             assert self.kind.table is not None
-            table = self.kind.table(_unpacked(data, path), piece, **self.options)
+            if codec := self._codec(path):
+                data = pa.input_stream(pa.BufferReader(data), codec).read()
+            table = self.kind.table(data, piece, **self.options)
             if table is not None:
                 yield self.beside(table, path)
+
+    def _codec(self, path: str) -> str | None:
+        return self.codec or _PACKED.get(PurePosixPath(path).suffix.lower())
 
     def _lines(self, piece: Piece) -> bytes:
         """Return the lines that begin within a piece, with the names of CSV's columns above."""
@@ -339,17 +346,6 @@ class FilesDatasource(Datasource):
                 value = pa.scalar(None if texts[name] == NULL else texts[name], pa.string())
                 table = table.append_column(name, pa.repeat(value, table.num_rows))
         return table
-
-
-def _codec(path: str) -> str | None:
-    """Return the compression that a file's name tells."""
-    return _PACKED.get(PurePosixPath(path).suffix.lower())
-
-
-def _unpacked(data: bytes, path: str) -> bytes:
-    """Return the bytes of a file, decompressed if its name says that they are compressed."""
-    codec = _codec(path)
-    return data if codec is None else pa.input_stream(pa.BufferReader(data), codec).read()
 
 
 def checked_options(

@@ -168,6 +168,7 @@ def _read(
     shuffle: str | None = None,
     file_extensions: Any = ...,
     ignore_missing_paths: bool = False,
+    arrow_open_stream_args: Any = None,
     **options: Any,
 ) -> Read:
     found = checked_options(caller, options, filter(None, [kind.table, _read]))
@@ -183,7 +184,8 @@ def _read(
     source = ParquetDatasource if kind is PARQUET else FilesDatasource
     columns = folder_columns(files) if kind in (PARQUET, CSV, JSON) else []
     columns += ["path"] if include_paths else []
-    return Read(source(kind, fs, found, columns, files, kind.name))
+    codec = (arrow_open_stream_args or {}).get("compression")
+    return Read(source(kind, fs, found, columns, files, kind.name, codec))
 
 
 def read_parquet(
@@ -228,9 +230,10 @@ def read_csv(paths: Any, **options: Any) -> Dataset:
     """Read CSV files with a header each; large ones by several tasks.
 
     Paths and options are as of ``read_parquet``, but for ``columns`` and ``filter``. Files whose
-    names end with ``.gz``, ``.bz2``, ``.br``, ``.lz4`` or ``.zst`` are decompressed. With
-    ``read_options``, ``parse_options`` or ``convert_options`` of ``pyarrow.csv``, each file is read
-    by one task. Values with line breaks need ``ParseOptions(newlines_in_values=True)``.
+    names end with ``.gz``, ``.bz2``, ``.br``, ``.lz4`` or ``.zst`` are decompressed; others with
+    ``arrow_open_stream_args={"compression": "gzip"}``. With ``read_options``, ``parse_options`` or
+    ``convert_options`` of ``pyarrow.csv``, each file is read by one task. Values with line breaks
+    need ``ParseOptions(newlines_in_values=True)``.
     """
     return Dataset(_read("read_csv", CSV, paths, **options))
 
