@@ -90,6 +90,7 @@ _HERE = "import from miniray.data itself what is public"
 _ABSENT = {
     "DataIterator": "Dataset.iterator() gives what reads a dataset",
     "Datasource": _READ,
+    **dict.fromkeys(("DataType", "datatype"), "expressions cast to types of pyarrow"),
     "Datasink": "write files in a function given to map_batches()",
     "from_*": "from_pandas(), from_arrow(), from_numpy() or from_items() take its parts",
     "llm": "call the model in a class given to map_batches()",

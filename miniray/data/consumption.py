@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.api import is_initialized, put
 from miniray.data.batches import Reading, check_whole
-from miniray.data.blocks import check_format, shown_type, table_to_batch, table_to_rows
+from miniray.data.blocks import check_format, no_rows, shown_type, table_to_batch, table_to_rows
 from miniray.data.executor import execute, table_of
 from miniray.data.plan import Exchange, Limit, Read, count_of, explained, optimised, schema_of, walk
 from miniray.data.sources import BlockRows, ReadUnit, UnitsDatasource
@@ -186,6 +186,8 @@ class Consumption(Reading):
         table = _whole(self._tables())
         if limit is not None and table.num_rows > limit:
             raise ValueError(f"to_pandas(limit={limit}): the dataset has {table.num_rows} rows.")
+        if not table.num_columns and (known := self.schema(fetch_if_missing=False)):
+            table = no_rows(known.base_schema)
         return table_to_batch(table, "pandas")
 
     def to_arrow_refs(self) -> list[Any]:
@@ -217,17 +219,16 @@ class Consumption(Reading):
 
     def __repr__(self) -> str:
         files = self.input_files()  # into which it does not look
-        if self._schema is None and not files and isinstance(self._plan, Read):
-            self._schema = self._plan.source.schema()
+        known = None
+        with contextlib.suppress(ValueError, MinirayError):  # said when it is executed
+            known = None if files else count_of(self._plan)
+            self._schema = self._schema or (None if files else schema_of(optimised(self._plan)))
         blocks = self._blocks()
         shown: list[dict[str, Any]] = []
         for unit in blocks or ():
             if len(shown) < _SHOWN and (unit.table is not None or is_initialized()):
                 with contextlib.suppress(MinirayError):  # a block may be lost
                     shown += table_to_rows(self._table(unit.part(0, _SHOWN - len(shown))))
-        known = None
-        with contextlib.suppress(ValueError):  # what is wrong is said when it is executed
-            known = None if files else count_of(self._plan)
         rows = "?" if known is None else known
         fields = list(self._schema or ())
         lines = [f"shape: ({rows}, {'?' if self._schema is None else len(fields)})"]
@@ -243,11 +244,13 @@ def _box(head: list[list[str]], rows: list[list[str]]) -> list[str]:
     """Return a table as lines of text; cells are cut to fit."""
     texts = [[" ".join(cell.split())[:_WIDTH] for cell in row] for row in head + rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    inside = [" ┆ ".join(map(str.ljust, row, widths)) for row in texts]
-    line = "─" * (len(inside[0]) + 2)
-    found = [f"│ {row} │" for row in inside]
-    below = [f"╞{line}╡".replace("─", "═")] if rows else []
-    return [f"╭{line}╮", *found[: len(head)], *below, *found[len(head) :], f"╰{line}╯"]
+    found = [f"│ {' ┆ '.join(map(str.ljust, row, widths))} │" for row in texts]
+    top, middle, bottom = (
+        first + crossing.join(line * (width + 2) for width in widths) + last
+        for first, line, crossing, last in ("╭─┬╮", "╞═╪╡", "╰─┴╯")
+    )
+    below = [middle] if rows else []
+    return [top, *found[: len(head)], *below, *found[len(head) :], bottom]
 
 
 def _whole(tables: Iterator[Any]) -> Any:

@@ -109,11 +109,18 @@ def test_a_repr_reads_nothing(folder: str) -> None:
     assert repr(data.range(20).map(lambda row: 1 / 0)).startswith("shape: (20, ?)")
 
 
+def test_a_repr_shows_columns_that_are_known_behind_steps() -> None:
+    steps = data.range(9).sort("id").rename_columns({"id": "n"}).random_shuffle()
+    assert repr(steps).startswith("shape: (9, 1)\n╭───────╮\n│ n     │")
+    assert repr(data.range(9).drop_columns("x")).startswith("shape: (9, ?)")
+
+
 def test_a_repr_shows_the_first_rows_of_what_is_in_memory() -> None:
     lines = repr(data.from_items([{"n": n, "t": "a\nb"} for n in range(20)])).split("\n")
-    assert lines[:5] == ["shape: (20, 2)", "╭────────────────╮", "│ n     ┆ t      │", *lines[3:5]]
-    assert lines[5:8] == ["╞════════════════╡", "│ 0     ┆ a b    │", "│ 1     ┆ a b    │"]
+    assert lines[:5] == ["shape: (20, 2)", "╭───────┬────────╮", "│ n     ┆ t      │", *lines[3:5]]
+    assert lines[5:8] == ["╞═══════╪════════╡", "│ 0     ┆ a b    │", "│ 1     ┆ a b    │"]
     assert lines[-1] == "(Showing 10 of 20 rows)"
+    assert lines[-2] == "╰───────┴────────╯"
     assert "│ id    │" in repr(data.range(0))
     assert repr(data.from_items([])) == "shape: (0, ?)\n(Showing 0 of 0 rows)"
     assert f"│ {'x' * 40} │" in repr(data.from_items(["x" * 100]))
@@ -339,6 +346,10 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
     assert data.read_binary_files(f"{tmp_path}/b.csv.bz2").take(1) == [{"bytes": b"n\n1\n2\n"}]
     (tmp_path / "c.TSV.GZ").write_bytes(gzip.compress(b"a\tb\n1\t2\n"))
     assert data.read_csv(f"{tmp_path}/c.TSV.GZ").take_all() == [{"a": 1, "b": 2}]
+    given = {"arrow_open_stream_args": {"compression": "gzip"}}
+    (tmp_path / "d.packed").write_bytes(gzip.compress(b"n\n1\n"))
+    assert values(data.read_csv(f"{tmp_path}/d.packed", **given), "n") == [1]
+    assert values(data.read_csv(f"{tmp_path}/b.csv.gz", **given), "n") == [1, 2]
 
 
 def test_names_of_files_in_folders_may_end_otherwise(tmp_path: Path) -> None:
@@ -634,6 +645,13 @@ def test_items_ranges_tensors_arrays_and_frames() -> None:
     pandas = pytest.importorskip("pandas")
     assert data.from_pandas(pandas.DataFrame({"a": [1, 2]})).take() == [{"a": 1}, {"a": 2}]
     assert data.from_pandas(pandas.DataFrame({"a": [1]})).to_pandas()["a"].tolist() == [1]
+
+
+def test_a_frame_without_rows_has_the_columns_that_are_known(folder: str) -> None:
+    pytest.importorskip("pandas")
+    frame = data.read_parquet(folder).filter(expr="a > 1000").rename_columns({"b": "c"}).to_pandas()
+    assert frame.dtypes.to_dict()["a"] == np.int64
+    assert list(frame) == ["a", "c"]
 
 
 def test_files_are_read_in_a_random_order_each_of_them_whole(tmp_path: Path) -> None:
