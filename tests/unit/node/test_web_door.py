@@ -8,9 +8,11 @@ import gc
 import marshal
 import os
 import socket
+import time
 from typing import Any
 
 import pytest
+from node_ends import until
 
 from miniray.node import web_door
 from miniray.node.base.control_socket import control_pair, receive
@@ -65,6 +67,12 @@ class World:
             await asyncio.sleep(0.005)
         raise AssertionError(f"{len(self.started)} were started, not {count}")
 
+    async def has_ended(self) -> None:
+        """Return when the door knows that its process has ended, and would have had clients."""
+        await until(lambda: self.door._helper is None)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
 
 async def test_nothing_is_started_before_the_first_client() -> None:
     world = World()
@@ -90,16 +98,18 @@ async def test_a_process_that_served_is_followed_by_another_at_the_next_client()
         with socket.socket(fileno=fds[0]) as listener:
             listener.accept()[0].close()  # it has served
         world.started[0].send(marshal.dumps("serves"))
-        await asyncio.sleep(0.02)
         world.started[0].close()
-    await asyncio.sleep(0.05)
+    await world.has_ended()
     assert len(world.started) == 1  # nobody is there
     with world.connect():
         await world.starts(2)
     world.door.close()
 
 
-async def test_one_that_ends_before_it_serves_costs_its_client_only() -> None:
+async def test_one_that_ends_before_it_serves_costs_its_client_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web_door, "_PAUSE", 0)
     world = World()
     world.door.open()
     with world.connect() as client:
@@ -108,8 +118,10 @@ async def test_one_that_ends_before_it_serves_costs_its_client_only() -> None:
         client.setblocking(False)
         hung_up = asyncio.get_running_loop().sock_recv(client, 1)
         assert await asyncio.wait_for(hung_up, 20) == b""
-    await asyncio.sleep(0.05)
-    assert len(world.started) == 1
+        await world.has_ended()
+        assert len(world.started) == 1
+    with world.connect():
+        await world.starts(2)
     world.door.close()
 
 
@@ -131,8 +143,9 @@ async def test_a_process_that_cannot_be_started_costs_no_descriptor_and_is_not_t
     with world.connect():
         gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
-        await asyncio.sleep(0.2)
-        assert 1 <= len(tries) < 50
+        began = time.monotonic()
+        await until(lambda: len(tries) == 4)
+        assert time.monotonic() - began > 0.04  # two pauses, were the first try before `began`
         assert len(os.listdir("/proc/self/fd")) <= before
         monkeypatch.setattr(world.door, "fork", world._fork)
         await world.starts(1)  # after a while

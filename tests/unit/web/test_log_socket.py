@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from passing_time import time_passes
+
 from miniray.web import log_socket
 from miniray.web.log_socket import LogSocket
 
@@ -59,11 +61,14 @@ async def soon() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_head_is_asked_again_only_when_it_has_told_something_new() -> None:
+def test_the_head_is_asked_again_only_when_it_has_told_something_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def follow() -> None:
         head, client = Head(), Client()
         followed = followed_log(head, client)
-        await asyncio.sleep(0.5)
+        await soon()
+        await time_passes(monkeypatch, log_socket._PATIENCE - 60)
         assert head.asked == [("read_job_log", "a", 0, True)]
         head.printed.put_nowait(("ä".encode()[:1], 1, False))
         head.printed.put_nowait(("ä".encode()[1:], 2, False))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.web import topics as topics_module
 from miniray.web.tables import Table
 from miniray.web.topics import Topics
 
@@ -15,19 +17,25 @@ if TYPE_CHECKING:
 
 
 def test_a_fault_in_what_makes_rows_is_logged_and_told_to_the_page(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(topics_module, "_BETWEEN", 0)
+    again = threading.Event()
+    tries: list[None] = []
+
     class Of:
         source = None
 
     def wrong(_source: Any) -> Any:
+        tries.append(None)
+        if len(tries) == 2:
+            again.set()
         raise KeyError("metrics")
 
     async def ask() -> Table:
         table, topics = Table(), Of()
         asking = asyncio.ensure_future(Topics._ask(topics, wrong, table))  # type: ignore[arg-type]
-        await asyncio.sleep(0.2)
-        assert not asking.done()
+        assert await asyncio.to_thread(again.wait, 10)
         asking.cancel()
         return table
 

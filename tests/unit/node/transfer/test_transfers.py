@@ -239,10 +239,11 @@ def test_what_nobody_waits_for_any_more_counts_until_it_has_come(tmp_path: Path)
 
 def test_what_a_silent_node_never_sends_stops_to_count_after_a_while(tmp_path: Path) -> None:
     async def test(a: End, b: End) -> None:
-        a.requests.handlers["read"] = lambda *_: None
+        asked = asyncio.Event()
+        a.requests.handlers["read"] = lambda *_: asked.set()
         read = b.requests.ask(a.id, "read", size=IN_FLIGHT, limit=0.3)
         reading = asyncio.ensure_future(read)
-        await asyncio.sleep(0.05)
+        await asked.wait()
         reading.cancel()
         await asyncio.wait([reading])
         a.requests.handlers["read"] = lambda asked: asked.answer("yes", b"bytes")

@@ -33,8 +33,8 @@ def test_as_many_idle_workers_stay_as_the_soft_limit_says_though_others_end_slow
         idle = IdleWorkers(lambda: surplus(workers, 2), end)
         for each in workers:
             idle.add(each)
-        for _ in range(5):  # rounds
-            await asyncio.sleep(0.02)
+        while idle._timer is not None:  # another round follows
+            await asyncio.sleep(0.001)
         return idle.all()
 
     try:

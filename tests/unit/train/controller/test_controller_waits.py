@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
+import types
 
 import pytest
 from controller_helpers import FakeGroup, run
+from passing_time import time_passes
 
 from miniray.train.base.exceptions import (
     StorageNotSharedError,
@@ -51,11 +54,13 @@ def test_a_storage_that_a_rank_can_not_use_ends_the_run_at_once_and_is_named(
     assert list(tmp_path.glob("run/.probe-*")) == []
 
 
-def test_progress_of_one_rank_is_progress(start):
+def test_progress_of_one_rank_is_progress(start, monkeypatch):
+    looked = []
+
     async def loop(rank):
         if rank.rank == 0:
-            for _ in range(20):
-                await asyncio.sleep(0.1)
+            for _ in range(3):
+                await time_passes(monkeypatch, 400)
                 await rank.report({})
             over.set()
         await over.wait()
@@ -63,11 +68,16 @@ def test_progress_of_one_rank_is_progress(start):
     async def scenario():
         nonlocal over
         over = asyncio.Event()
-        controller = start(hang_timeout=1.5)
+        running = asyncio.get_running_loop()
+        clock = types.SimpleNamespace(time=time.time, monotonic=lambda: running.time())
+        monkeypatch.setattr("miniray.train.controller.attempt.time", clock)
+        controller = start(hang_timeout=600)
         return await controller.run(controller, [loop])
 
     over = None
+    monkeypatch.setattr(FakeGroup, "stacks", lambda _, ranks: looked.append(ranks) or {})
     assert asyncio.run(scenario()).state is RunState.FINISHED
+    assert looked == []
 
 
 def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, monkeypatch):
@@ -100,7 +110,7 @@ def test_that_a_checkpoint_waits_for_ranks_is_told_once(start, monkeypatch):
                 n for n in (await rank.controller.progress(Seen())).notes if "not com" in n
             )
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
+        await time_passes(monkeypatch, 1000)
         if rank.rank == 1:
             await rank.report({})
             await rank.report({})
@@ -115,11 +125,14 @@ def test_that_a_checkpoint_waits_for_ranks_is_told_once(start, monkeypatch):
 
 
 def test_a_checkpoint_that_becomes_complete_in_time_is_not_told_of(start, monkeypatch):
-    monkeypatch.setattr("miniray.train.controller.attempt.NOTE_AFTER", 1.0)
+    reported = []
 
     async def loop(rank):
         await rank.report({}, {"model": "weights"})
-        await asyncio.sleep(1.2)
+        reported.append(rank.rank)
+        while len(reported) < 2:
+            await asyncio.sleep(0)
+        await time_passes(monkeypatch, 1000)
 
     controller = start()
     run(controller, loop)

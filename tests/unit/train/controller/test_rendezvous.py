@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 
+from passing_time import time_passes
+
 from miniray.train import CollectiveError, CollectiveTimeoutError
 from miniray.train.controller.rendezvous import Rendezvous
 
@@ -129,12 +131,12 @@ def test_of_ranks_that_were_replaced_nobody_is_told_that_they_wait(monkeypatch):
     async def scenario(rendezvous):
         tasks = await waiting(rendezvous, 0)
         rendezvous.close("Others run in their place.")
-        await asyncio.sleep(0.05)
+        await time_passes(monkeypatch, 20)  # less than `meet` lasts at most
         tasks += await waiting(rendezvous, 1)
         return [str((await task).error) for task in tasks]
 
     told = []
-    monkeypatch.setattr("miniray.train.controller.rendezvous.NOTE_AFTER", 0.01)
+    monkeypatch.setattr("miniray.train.controller.rendezvous.NOTE_AFTER", 10)
     assert meet(scenario, tell=told.append) == ["Others run in their place."] * 2
     assert told == []
 

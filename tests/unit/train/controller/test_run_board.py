@@ -7,6 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from passing_time import time_passes
 
 from miniray.train.base.states import RunState
 from miniray.train.controller import board
@@ -28,7 +29,7 @@ def rows(monkeypatch):
     return told
 
 
-def test_a_run_that_has_ended_tells_the_list_nothing_more(rows, start):
+def test_a_run_that_has_ended_tells_the_list_nothing_more(rows, start, monkeypatch):
     runs = start()._run_board
 
     async def live():
@@ -39,7 +40,7 @@ def test_a_run_that_has_ended_tells_the_list_nothing_more(rows, start):
         runs.reported()
         runs.close()
         told = len(rows)
-        await asyncio.sleep(0.05)
+        await time_passes(monkeypatch, 1000)
         assert len(rows) == told
 
     asyncio.run(live())
