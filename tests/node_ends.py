@@ -55,9 +55,11 @@ class Breaker:
         self._target = target
         self._open: set[asyncio.StreamWriter] = set()
         self.refuses = False
+        self.refused = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuses:
+            self.refused += 1
             writer.close()
             return
         there_reader, there_writer = await asyncio.open_unix_connection(self._target)

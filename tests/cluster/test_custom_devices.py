@@ -85,11 +85,12 @@ def test_a_device_that_cannot_be_shared_is_not() -> None:
     del actors
     wait_until(lambda: miniray.available_resources().get("ASIC") == 2)
     ref = Actor.options(resources={"ASIC": 0.5}).remote().see.remote()
-    assert miniray.wait([ref], timeout=0.5)[0] == []
     from miniray.util.state import list_pending_demands
 
+    wait_until(list_pending_demands)
     [demand] = list_pending_demands()
     assert "can't be shared" in demand["reason"]
+    assert miniray.wait([ref], timeout=0)[0] == []
 
 
 def test_halves_of_a_bundle_share_its_device() -> None:

@@ -275,24 +275,18 @@ def test_only_what_the_called_command_needs_is_imported(command: CommandLine) ->
 LEAVES_ORPHAN = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
-if os.fork() == 0:  # its child is an orphan, which ends at once
-    if os.fork() == 0:
-        time.sleep(0.3)
+read, write = os.pipe()
+if (parent := os.fork()) == 0:
+    if (orphan := os.fork()) == 0:  # it ends as soon as it is one
+        while os.getppid() != 1:
+            time.sleep(0.01)
+    else:
+        os.write(write, b"%d" % orphan)
     os._exit(0)
-os.wait()
-
-def states():
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            found.append(path.read_text().rpartition(")")[2].split()[0])
-        except OSError:  # it has ended meanwhile
-            continue
-    return found
-
-time.sleep(0.3)
-while "Z" in states():
-    time.sleep(0.05)
+os.waitpid(parent, 0)
+orphan = int(os.read(read, 100))
+while os.path.exists(f"/proc/{orphan}"):
+    time.sleep(0.01)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
 (folder / "on").touch()
 signal.pause()

@@ -234,19 +234,22 @@ def test_the_logs_of_head_and_node_have_the_limit_of_worker_logs(command: Comman
 
 
 def test_a_program_whose_cluster_is_stopped_is_not_told_that_its_tasks_run_again(
-    command: CommandLine,
+    command: CommandLine, tmp_path: Path
 ) -> None:
     source = """
-import time, miniray
+import pathlib, sys, time, miniray
+path = pathlib.Path(sys.argv[1])
 @miniray.remote
 def begun():
+    path.touch()
     time.sleep(600)
 ref = begun.remote()
-miniray.wait([ref], timeout=1)
+while not path.exists():
+    time.sleep(0.01)
 print("waits", flush=True)
 miniray.get(ref)
 """
-    with command.popen(sys.executable, "-c", source) as driver:
+    with command.popen(sys.executable, "-c", source, str(tmp_path / "begun")) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "waits\n"
         assert command.run("stop", "--include-programs").returncode == 0

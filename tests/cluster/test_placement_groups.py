@@ -192,7 +192,7 @@ def test_a_task_that_waits_in_a_removed_group_fails(make: Make) -> None:
     worker = Worker.options(scheduling_strategy=in_group(group)).remote()
     miniray.get(worker.pid.remote(), timeout=30)
     waiting = assigned.options(scheduling_strategy=in_group(group)).remote()
-    assert miniray.wait([waiting], timeout=1)[0] == []
+    assert miniray.wait([waiting], timeout=0.3)[0] == []
     remove_placement_group(group)
     with pytest.raises(TaskPlacementGroupRemoved, match=group.id.hex()):
         miniray.get(waiting, timeout=30)

@@ -307,7 +307,7 @@ def test_workers_are_not_shared_between_runtime_environments() -> None:
 def test_idle_workers_beyond_the_number_of_cpus_end(
     nodes: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("MINIRAY_WORKER_IDLE", "0.3")
+    monkeypatch.setenv("MINIRAY_WORKER_IDLE", "0.1")
     node = nodes.add_node(num_cpus=2, resources={"short": 100})
 
     @miniray.remote(num_cpus=0, resources={"short": 1})
@@ -324,7 +324,7 @@ def test_idle_workers_beyond_the_number_of_cpus_end(
         pids = set(miniray.get(refs))
         assert len(pids) == 6
         wait_until(lambda: sum(map(is_alive, pids)) == 2)
-        time.sleep(0.7)  # two more rounds: as many as there are CPUs stay
+        time.sleep(0.3)  # more rounds, none of which may end one: as many as there are CPUs stay
         assert sum(map(is_alive, pids)) == 2
     finally:
         nodes.remove_node(node)

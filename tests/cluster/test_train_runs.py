@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_helpers import count_up, is_alive, processes_with, wait_for_file, wait_until
+from cluster_helpers import (
+    count_up,
+    is_alive,
+    processes_with,
+    wait_for_file,
+    wait_for_text,
+    wait_until,
+)
 
 import miniray
 from miniray import train
@@ -182,20 +189,26 @@ def serve_thread() -> Any:
 
 @pytest.mark.parametrize("serve", [serve_actor, serve_thread])
 def test_what_a_rank_that_has_returned_left_for_the_others_lives_on(
-    fit: Any, serve: Callable[[], Any]
+    fit: Any, tmp_path: Path, serve: Callable[[], Any]
 ) -> None:
-    def loop() -> None:
-        rank = train.get_context().get_world_rank()
+    def loop(config: dict[str, Path]) -> None:
+        rank, pid = train.get_context().get_world_rank(), config["pid"]
         server = train.collective.broadcast_from_rank_zero(serve() if rank == 0 else None)
-        if rank == 1:
-            time.sleep(4)  # longer than the process of a rank that has returned is kept for nothing
+        if rank == 0:
+            config["returns"].touch()
+        elif rank == 2:  # returns next, and leaves nothing
+            wait_for_file(config["returns"])
+            pid.write_text(str(os.getpid()))
+        else:
+            other = int(wait_for_text(pid))
+            wait_until(lambda: not is_alive(other))
             if isinstance(server, tuple):
                 with socket.create_connection(server) as connected:
                     assert connected.recv(1) == b"3"
             else:
                 assert miniray.get(server.add.remote(1, 2)) == 3
 
-    fit(loop)
+    fit(loop, {"pid": tmp_path / "pid", "returns": tmp_path / "returns"}, workers=3)
 
 
 def test_a_train_loop_that_exits_has_failed(fit: Any) -> None:

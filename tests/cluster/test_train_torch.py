@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_helpers import takes_less_than, wait_until
+from cluster_helpers import is_alive, takes_less_than, wait_for_text, wait_until
 
 import miniray
 from miniray import train
@@ -167,13 +167,18 @@ def test_a_rank_that_returns_ends_also_waits_that_no_closed_connection_ends(
         assert "new_group" in str(caught.value)
 
 
-def test_a_rank_that_works_on_after_another_has_returned_is_left_alone(fit: Any) -> None:
-    def loop() -> str:
+def test_a_rank_that_works_on_after_another_has_returned_is_left_alone(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, Path]) -> str:
         if train.get_context().get_world_rank() == 0:
-            time.sleep(6)  # as long as a rank may evaluate: the process of the other ends meanwhile
+            other = int(wait_for_text(config["pid"]))
+            wait_until(lambda: not is_alive(other))
+        else:
+            config["pid"].write_text(str(os.getpid()))
         return "done"
 
-    assert fit(loop).return_value == "done"
+    assert fit(loop, {"pid": tmp_path / "pid"}).return_value == "done"
 
 
 def test_a_rank_that_dies_while_another_waits_for_it_is_named(fit: Any) -> None:

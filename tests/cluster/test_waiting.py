@@ -152,8 +152,9 @@ def test_a_waiting_placement_group_tells_why(held: Any) -> None:
 
 
 def test_what_waits_for_its_arguments_does_not_wait_for_resources(
-    held: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    held: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    stderr = watch(monkeypatch, "stderr")
     argument = miniray.remote(wait_for_file).options(num_cpus=0).remote(tmp_path / "argument")
     held(num_cpus=4)
 
@@ -168,14 +169,15 @@ def test_what_waits_for_its_arguments_does_not_wait_for_resources(
 
     ref = dependent.options(num_cpus=4).remote(argument)
     actor = Dependent.options(num_cpus=4).remote(argument)
-    assert miniray.wait([ref], timeout=2 * WARN_AFTER)[0] == []
-    assert list_pending_demands() == []
-    assert "waits" not in capfd.readouterr().err
+    late = wanted.options(num_cpus=4).remote()  # a warning of the others would come before
+    wait_until(Warnings(stderr, "wanted").lines)
+    assert "ependent" not in stderr.getvalue()
+    assert the_demand().names == ["wanted"]
     [state] = list_actors(filters=[("class_name", "=", "Dependent")])
     assert state.state == "DEPENDENCIES_UNREADY"
     (tmp_path / "argument").touch()
-    wait_until(lambda: sum(demand.count for demand in list_pending_demands()) == 2)
-    del actor
+    wait_until(lambda: sum(demand.count for demand in list_pending_demands()) == 3)
+    del ref, actor, late
 
 
 # --- warnings at the driver -----------------------------------------------------------------------
@@ -267,7 +269,9 @@ def test_a_get_that_runs_out_of_time_says_what_waits_and_why(held: Any, tmp_path
     miniray.kill(actor)
 
 
-def test_what_does_not_wait_long_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_wait_long_is_not_warned_of(
+    held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deadline = time.monotonic() + 60
     while True:
         stderr = watch(monkeypatch, "stderr")
@@ -277,7 +281,9 @@ def test_what_does_not_wait_long_is_not_warned_of(monkeypatch: pytest.MonkeyPatc
         if time.monotonic() - began < WARN_AFTER:
             break  # else the machine was slow, and a worker was to be started first perhaps
         assert time.monotonic() < deadline
-    time.sleep(2 * WARN_AFTER)
+    held(num_cpus=4)
+    refs.append(wanted.options(num_cpus=4).remote())  # a warning of the others would come before
+    wait_until(lambda: "needs CPU 4" in stderr.getvalue())
     assert "needs CPU 3" not in stderr.getvalue()
 
 

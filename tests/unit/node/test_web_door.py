@@ -144,7 +144,7 @@ async def test_a_process_that_cannot_be_started_costs_no_descriptor_and_is_not_t
         gc.collect()  # what other tests have left
         before = len(os.listdir("/proc/self/fd"))
         began = time.monotonic()
-        await until(lambda: len(tries) == 4)
+        await until(lambda: len(tries) >= 4)
         assert time.monotonic() - began > 0.04  # two pauses, were the first try before `began`
         assert len(os.listdir("/proc/self/fd")) <= before
         monkeypatch.setattr(world.door, "fork", world._fork)

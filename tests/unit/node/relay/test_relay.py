@@ -244,7 +244,8 @@ def test_a_node_out_of_reach_for_long_is_reported_once_and_heard_again_later(
             b.breaker.refuses = True
             a.hub.send(b.id, message(0))
             await until(lambda: a.lost)
-            await asyncio.sleep(0.3)
+            tries = b.breaker.refused
+            await until(lambda: b.breaker.refused >= tries + 3)
             assert a.lost == [b.id]
             b.breaker.refuses = False
             a.hub.send(b.id, message(1))

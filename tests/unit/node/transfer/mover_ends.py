@@ -28,7 +28,8 @@ SIZE = 33 * MIB + 1
 OWNER = b"owner000"
 #: The node that fetches.
 READER = b"reader00"
-QUIET = 0.2
+#: Seconds in which a mover would do what it is not to do: no event tells of that.
+QUIET = 0.05
 #: What a reader says that has copied all that is there.
 MORE = b"\2"
 _HOME = b"its node"

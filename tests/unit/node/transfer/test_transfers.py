@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from node_ends import End, message, two_ends, until
 
+from miniray.common.config import config
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.relay.relay import IN_FLIGHT
 from miniray.node.relay.relayed import ANSWER, Inbox, Outbox, Relayed
 from miniray.node.store import spill_files
+from miniray.node.store import spilling as spilling_module
 from miniray.node.transfer import serving as serving_module
 from miniray.node.transfer import transfers as transfers_module
 
@@ -331,6 +333,8 @@ def test_a_copy_for_which_there_is_no_room_asks_nobody(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(spill_files, "allocate", full_disk)
+    short = config()._replace(store_full_timeout=0.1)
+    monkeypatch.setattr(spilling_module, "config", lambda: short)
 
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))

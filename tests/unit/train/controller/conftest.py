@@ -15,8 +15,9 @@ from miniray.train.worker.backend import Backend
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, monkeypatch):
     """Makes a controller whose groups are collected in ``controller.groups``."""
+    monkeypatch.setattr("miniray.train.controller.controller.FAILURE_GRACE", 0.1)
 
     def make(
         workers=2,

@@ -72,7 +72,8 @@ def test_a_run_can_be_stopped_from_another_thread(run):
     assert run.thread.outcome().state is RunState.ABORTED
 
 
-def test_ranks_that_do_not_come_are_named(run, tmp_path):
+def test_ranks_that_do_not_come_are_named(run, monkeypatch):
+    monkeypatch.setattr(local, "FAILURE_TIMEOUT", 0.01)
     spec = run.thread._controller._spec
     link = SimpleNamespace(timeout=0.01, serve=lambda *_: None, close=lambda: None)
     thread = ControllerThread(spec, 3, link)
