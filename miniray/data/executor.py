@@ -96,7 +96,8 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     compute, parts = node.compute, wish.parts
     target = setting.context.target_max_block_size
     least = node.least if node.user else max(node.least, wish.least)
-    if (node.user or parts > 1) and not setting.local:  # a function is called here or above
+    spreads = any(step.spreads for step in node.steps)
+    if (spreads or parts > 1) and not setting.local:  # here or above
         slots = max(compute.least, compute.most) if compute.is_pool else setting.slots(compute)[0]
         parts = max(parts, setting.context.read_op_min_num_blocks * slots)
     feed = group_feed(_feed(below, setting, CutWish(target, parts, least)), node.least)

@@ -55,12 +55,14 @@ class Transform:
         name: As plans, errors and statistics name it, such as "Map(f)".
         keeps_count: Whether as many rows come out as went in.
         user: Whether it calls a function of the user.
+        spreads: Whether it takes so long that small data are cut for all CPUs.
         least: Rows that it wants at once.
     """
 
     name: str
     keeps_count: bool = True
     user: bool = False
+    spreads: bool = False
     least: int = 1
 
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
@@ -161,7 +163,7 @@ class UserStep(Transform):
 
     name: str
     udf: Udf
-    user = True
+    user = spreads = True
 
     def prepared(self) -> Transform:
         return dataclasses.replace(self, udf=self.udf.made(self.name))

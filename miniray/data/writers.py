@@ -106,6 +106,10 @@ class Writer(Transform):
     user = True
     keeps_count = False
 
+    @property
+    def spreads(self) -> bool:  # type: ignore[override]
+        return self.kind in IMAGES
+
     def run(self, tables: Iterator[Any], where: Where) -> Iterator[Any]:
         """Write small tables together, and yield how many rows were written."""
         numbers = itertools.count()

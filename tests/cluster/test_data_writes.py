@@ -43,6 +43,13 @@ def test_parquet_csv_and_json_come_back_as_they_were_written(tmp_path: Path) -> 
     assert names == [f"{n:06d}-000000.parquet" for n in range(len(names))]
 
 
+def test_small_data_are_one_file_but_functions_before_use_all_cpus(tmp_path: Path) -> None:
+    data.range(100).write_parquet(str(tmp_path / "one"))
+    assert len(list((tmp_path / "one").iterdir())) == 1
+    data.range(80).map(lambda row: row).write_parquet(str(tmp_path / "several"))
+    assert len(list((tmp_path / "several").iterdir())) == 8
+
+
 def test_json_has_the_text_of_bytes_and_refuses_other_bytes(tmp_path: Path) -> None:
     data.from_items([{"raw": "größe".encode()}]).write_json(str(tmp_path))
     assert data.read_json(str(tmp_path)).take_all() == [{"raw": "größe"}]
