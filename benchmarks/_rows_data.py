@@ -137,17 +137,22 @@ def cropped(row: dict[str, Any]) -> dict[str, Any]:
     return {"image": image.astype(np.float32) / 255}
 
 
-@row("images", Figure("read_images, map, iter_torch_batches: images", "/s"), limit=600)
-def images(engine: Engine) -> float:
+def pictures(path: str, count: int) -> None:
+    """Write JPEG files of 320 x 240 into a folder."""
     import numpy as np
     from PIL import Image
 
-    count = 800 * SCALE
     random = np.random.default_rng(1)
+    for number in range(count):
+        small = random.integers(256, size=(30, 40, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((320, 240)).save(f"{path}/{number:05d}.jpg")
+
+
+@row("images", Figure("read_images, map, iter_torch_batches: images", "/s"), limit=600)
+def images(engine: Engine) -> float:
+    count = 800 * SCALE
     with folder() as path:
-        for number in range(count):
-            small = random.integers(256, size=(30, 40, 3), dtype=np.uint8)
-            Image.fromarray(small).resize((320, 240)).save(f"{path}/{number:05d}.jpg")
+        pictures(path, count)
         data = start(engine)
         dataset = data.read_images(path).map(cropped)
         drain(dataset.limit(10).iter_torch_batches(batch_size=64))

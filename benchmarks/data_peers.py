@@ -1,13 +1,14 @@
 """A table of Parquet files to batches of tensors, by miniray, Ray Data and other loaders.
 
     PYTHON benchmarks/data_peers.py miniray|ray|loader|hf|daft FOLDER [--rows N] [--workers N]
-        [--batch-size N] [--columns N] [--block MIB]
+        [--batch-size N] [--columns N] [--block MIB] [--images N]
 
 Each is run by a Python that has it: ``loader`` is torch's DataLoader over the batches of
 ``ParquetFile``, ``hf`` Hugging Face datasets, streaming, ``daft`` its partitions. All change one
-column and make tensors of all. The files are written at the first run. A small file is read
-before the clock starts, so that modules and processes are there. Prints rows per second, and the
-processor time of all processes, which a busy machine changes less.
+column and make tensors of all. With ``--images``, miniray, Ray and DataLoader read so many JPEG
+files in place of the table, and cut a random part out of each. The files are written at the first
+run. A small folder is read before the clock starts, so that modules and processes are there.
+Prints rows per second, and the processor time of all processes, which a busy machine changes less.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _processes import TAG, cluster_processes
-from _rows_data import COLUMNS, doubled, drain, tables
+from _rows_data import COLUMNS, cropped, doubled, drain, pictures, tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +54,8 @@ def engine(args: argparse.Namespace, folder: str) -> Iterator[Any]:
         data.DataContext.get_current().enable_progress_bars = False
         if args.block:
             data.DataContext.get_current().target_max_block_size = args.block << 20
+    if args.images:
+        return iter(data.read_images(folder).map(cropped).iter_torch_batches(batch_size=64))
     dataset = data.read_parquet(folder, columns=args.names)
     dataset = dataset.map_batches(doubled, batch_size=args.batch_size)
     return iter(dataset.iter_torch_batches(batch_size=args.batch_size))
@@ -67,10 +70,30 @@ def changed(batch: Any) -> dict[str, Any]:
     return {name: torch.as_tensor(each.copy()) for name, each in found.items()}
 
 
+class Pictures:
+    """A dataset of PyTorch: the JPEG files of a folder, a random part of each."""
+
+    def __init__(self, folder: str) -> None:
+        self._paths = sorted(Path(folder).glob("*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        import numpy as np
+        from PIL import Image
+
+        return cropped({"image": np.asarray(Image.open(self._paths[number]))})
+
+
 def loader(args: argparse.Namespace, folder: str) -> Iterator[Any]:
     """Read by DataLoader's workers, each its files."""
     import pyarrow.parquet as pq
     import torch
+
+    if args.images:
+        files = torch.utils.data.DataLoader(Pictures(folder), 64, num_workers=args.workers)
+        return iter(files)
 
     class Files(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
@@ -123,11 +146,11 @@ LOADERS: dict[str, Callable[[argparse.Namespace, str], Iterator[Any]]] = {
 }
 
 
-def written(folder: Path, rows: int, files: int) -> str:
-    """Return a folder with a table, written there if there is none."""
-    if not any(folder.glob("*.parquet")):
-        folder.mkdir(parents=True, exist_ok=True)
-        tables(str(folder), rows, files)
+def written(folder: Path, write: Callable[..., None], *sizes: int) -> str:
+    """Return a folder with files, written there if there are none."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        write(str(folder), *sizes)
     return str(folder)
 
 
@@ -140,12 +163,17 @@ def main() -> None:
     arguments.add_argument("--batch-size", type=int, default=4096)
     arguments.add_argument("--columns", type=int, default=COLUMNS)
     arguments.add_argument("--block", type=int, help="MiB of a block of miniray or Ray")
+    arguments.add_argument("--images", type=int, default=0, help="how many, in place of a table")
     args = arguments.parse_args()
     os.environ[TAG] = uuid.uuid4().hex  # processes that are started from here have it
     args.names = [*(f"x{number}" for number in range(args.columns)), "y"]
     read = LOADERS[args.loader]
-    small = written(args.folder / "small", 65_536, files=1)
-    large = written(args.folder / str(args.rows), args.rows, files=16)
+    if args.images:
+        small = written(args.folder / "small images", pictures, 64)
+        large = written(args.folder / f"{args.images} images", pictures, args.images)
+    else:
+        small = written(args.folder / "small", tables, 65_536, 1)
+        large = written(args.folder / str(args.rows), tables, args.rows, 16)
     drain(read(args, small))
     before, began = seconds_of_processors(), time.perf_counter()
     rows = drain(read(args, large))
