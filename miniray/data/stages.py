@@ -233,7 +233,12 @@ class StageCalls:
         return max(1, int(window))
 
     def _fitting_blocks(self) -> int:
-        """Return how many blocks of a call may be unread: calls that pause long leave CPUs idle."""
+        """Return how many blocks of a call may be unread.
+
+        Where blocks have an order, calls behind the first one leave CPUs idle while they pause.
+        """
+        if not self._setting.far_ahead or not self._setting.ordered:
+            return _LEAST_UNREAD
         calls = self._most * _POOL_AHEAD if self._compute.is_pool else self._window()
         size = calls * self._setting.context.target_max_block_size
         return max(_LEAST_UNREAD, min(_MOST_UNREAD, self._setting.bytes_in_flight // size - 1))
