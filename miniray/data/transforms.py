@@ -171,10 +171,10 @@ class UserStep(Transform):
 
 def _own(row: Any) -> Any:
     """Copy a row that a function may fill again: its dictionary, arrays and lists."""
-    if not isinstance(row, Mapping):  # a Series of pandas has keys, too
-        raise TypeError(f"a row is a dictionary, such as {{'item': 1}}, not {type(row).__name__}")
     if type(row) is not dict:
-        return row
+        if isinstance(row, Mapping):  # a Series of pandas, which has keys, is none
+            return row
+        raise TypeError(f"a row is a dictionary, such as {{'item': 1}}, not {type(row).__name__}")
     return {n: value.copy() if type(value) in _FILLED else value for n, value in row.items()}
 
 
