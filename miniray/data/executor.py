@@ -100,8 +100,7 @@ def _feed(node: PlanNode, setting: Setting, wish: CutWish) -> Feed:
     if (spreads or parts > 1) and not setting.local:  # here or above
         slots = max(compute.least, compute.most) if compute.is_pool else setting.slots(compute)[0]
         parts = max(parts, setting.context.read_op_min_num_blocks * slots)
-    inner = dataclasses.replace(setting, far_ahead=not compute.is_pool)
-    feed = group_feed(_feed(below, inner, CutWish(target, parts, least)), node.least)
+    feed = group_feed(_feed(below, setting, CutWish(target, parts, least)), node.least)
     if isinstance(below, Exchange) and below.partitions is not None and not node.steps:
         target = 0  # this number of blocks was requested
     return _run(node, feed, setting, target)

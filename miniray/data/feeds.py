@@ -38,7 +38,6 @@ class Setting:
         context: The settings.
         local: Run everything in this process.
         ordered: Keep the order of rows.
-        far_ahead: Whether calls may run far ahead: those that feed a pool take CPUs from it then.
         share: Of how many executions of the same plan this one is: pools are divided among them.
         resources: The cluster's totals; empty if local.
         stats: Where stages count.
@@ -47,7 +46,6 @@ class Setting:
     context: DataContext
     local: bool = False
     ordered: bool = True
-    far_ahead: bool = True
     share: int = 1
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     stats: ExecutionStats = dataclasses.field(default_factory=ExecutionStats)

@@ -66,6 +66,7 @@ class FileKind(NamedTuple):
         extensions: How the files' names end; None: anyhow.
         lines: Whether a file that begins so may be cut at ends of lines; None: it has no lines.
         inflates: How many times its size a file takes in memory.
+        spare: How many times smaller units are than blocks: functions make more of the rows.
     """
 
     name: str
@@ -74,6 +75,7 @@ class FileKind(NamedTuple):
     extensions: tuple[str, ...] | None = None
     lines: Callable[[bytes], bool] | None = None
     inflates: int = 1
+    spare: int = 1
 
 
 class Piece(NamedTuple):
@@ -229,7 +231,7 @@ CSV = FileKind("ReadCSV", "CSV", _csv, _packed(".csv", ".tsv"), _has_names)
 JSON = FileKind("ReadJSON", "JSON", _json, _OBJECTS, _has_objects, inflates=2)
 TEXT = FileKind("ReadText", "text", _text, lines=bool)
 BINARY = FileKind("ReadBinary", "binary", _bytes)
-IMAGES = FileKind("ReadImage", "image", _image, _PICTURES, inflates=8)
+IMAGES = FileKind("ReadImage", "image", _image, _PICTURES, inflates=8, spare=8)
 NUMPY = FileKind("ReadNumpy", "NumPy", _numpy, (".npy",))
 
 
@@ -257,7 +259,9 @@ class FilesDatasource(Datasource):
         """Yield units: parts of large files, small files together."""
         inflates = self.kind.inflates
         total = sum(size for _, size in self.found) * inflates
-        target = max(1, min(wish.target, -(-total // wish.parts)) // inflates)
+        # Pixels become floats, and a call pauses at its second block until it is read.
+        most = wish.target // self.kind.spare
+        target = max(1, min(most, -(-total // wish.parts)) // inflates)
         files = [(Piece(path), size, size * inflates) for path, size in self.found]
         return self.cut(files, target, 2 * target, target)
 

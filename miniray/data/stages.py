@@ -1,7 +1,7 @@
 """Run the steps of a stage in tasks, or in the actors of a pool.
 
 A stage takes units from the feed below while its window of calls has capacity, and a call pauses at
-a few unread blocks. So data in flight are bounded by windows, for any data.
+two unread blocks. So data in flight are bounded by windows, for any data.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MODULES = (
     "numpy.random",
     "fsspec.implementations.local",
 )
-#: Blocks of a call that may be unread before it pauses: at least, and if those of all calls fit.
-_LEAST_UNREAD, _MOST_UNREAD = 2, 8
+#: Objects of a call that may be unread before it pauses: two blocks and their records.
+_UNREAD = 4
 #: Calls in the window of a stage for each that can run at once, where blocks have an order: those
 #: behind the first one pause.
 _AHEAD = 2
@@ -131,7 +131,6 @@ class StageCalls:
         #: Runners at first, and at most.
         self._first, self._most = setting.actors(stage.compute) if stage.compute.is_pool else (1, 1)
         self._share = setting.share if stage.compute.given else 1  # executions that use them
-        self._unread = self._fitting_blocks()
 
     def feed(self, below: Feed) -> Feed:
         """Run the stage over another feed, and yield its blocks.
@@ -227,27 +226,14 @@ class StageCalls:
             slots, most = setting.slots(self._compute, stats.heap)
             window = min(most, _AHEAD * slots if setting.ordered else slots + 1)
         if stats.blocks:  # what calls make, as far as they run ahead, fits into the store
-            ahead = (self._unread + 1) * stats.size // stats.blocks  # and one that is being made
+            ahead = (_UNREAD // 2 + 1) * stats.size // stats.blocks  # two blocks, one being made
             each = stats.per_call if self._compute.given else min(stats.per_call, ahead)
             window = min(window, setting.bytes_in_flight // (max(1, each) * self._share))
         return max(1, int(window))
 
-    def _fitting_blocks(self) -> int:
-        """Return how many blocks of a call may be unread.
-
-        Where blocks have an order, calls behind the first one leave CPUs idle while they pause.
-        """
-        if not self._setting.far_ahead or not self._setting.ordered:
-            return _LEAST_UNREAD
-        calls = self._most * _POOL_AHEAD if self._compute.is_pool else self._window()
-        size = calls * self._setting.context.target_max_block_size
-        return max(_LEAST_UNREAD, min(_MOST_UNREAD, self._setting.bytes_in_flight // size - 1))
-
     def _add_runner(self) -> None:
         """Add an actor, or the task that runs all calls."""
-        # A block is two objects, with its record.
-        pauses = {"_generator_backpressure_num_objects": 2 * self._unread}
-        context = self._setting.context
+        context, pauses = self._setting.context, {"_generator_backpressure_num_objects": _UNREAD}
         if self._compute.is_pool:
             actor = pool_worker(self._compute, context).remote(self._work)
             self._actors.append(actor)

@@ -485,6 +485,16 @@ def test_images_and_objects_take_more_bytes_than_their_files(tmp_path: Path) -> 
         assert unit.size == 100 * times
 
 
+def test_a_unit_of_images_is_small_enough_for_a_block_of_floats(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}.png").write_bytes(bytes(1024))
+    wish = CutWish(64 * 1024)
+    units = list(data.read_images(str(tmp_path))._plan.units(wish))
+    assert [4 * unit.size <= wish.target for unit in units] == [True] * 8
+    (whole,) = data.read_images(str(tmp_path))._plan.units(CutWish(8 * wish.target))
+    assert 4 * whole.size <= 8 * wish.target
+
+
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     (tmp_path / "x.png").write_bytes(b"no image")
