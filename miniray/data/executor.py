@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     Made = Generator[list[Any], None, Any]
 
 #: Blocks that are cut together, and about how many a partition is made of.
-_TOGETHER = 4
+_TOGETHER = 2
 #: Partitions, at most: larger inputs have larger ones.
 _MOST = 512
 #: Rows that are read without tasks, if no more are wanted.

@@ -125,7 +125,7 @@ class Writer(Transform):
             for rows in rebatched([part], 1) if self.kind in IMAGES else (part,):
                 place = f"{self.first + where.index:06d}-{next(numbers):06d}{self.token}"
                 path = f"{folder}/{place}.{self.kind}"
-                self._store(path, self._file(rows, where), where)
+                self._store(path, rows, where)
 
     def _partitioned(self, table: Any) -> Iterator[tuple[str, Any]]:
         if not self.partition_cols:
@@ -143,9 +143,8 @@ class Writer(Transform):
             named = (f"{name}={quote(value, safe='')}" for name, value in pairs)
             yield "/".join([self.folder, *named]), rest.take(rows.values)
 
-    def _file(self, table: Any, where: Where) -> bytes:
-        """Return the contents of the file for a table; an image is for one of a single row."""
-        sink = io.BytesIO()
+    def _fill(self, sink: Any, table: Any, where: Where) -> None:
+        """Write the contents of the file for a table; an image is for one of a single row."""
         if self.column:
             check_columns(f"{self.name}: {where.label}", [self.column], table)
         elif pickled := [field.name for field in table.schema if isinstance(field.type, Pickled)]:
@@ -162,21 +161,25 @@ class Writer(Transform):
 
             (image,) = to_numpy(table.column(self.column))
             Image.fromarray(image).save(sink, format=self.kind.replace("jpg", "jpeg"))
-        return sink.getvalue()
 
-    def _store(self, path: str, data: bytes, where: Where) -> None:
-        """Write a file so that it is there whole or not at all."""
-        fs = self.filesystem
+    def _store(self, path: str, table: Any, where: Where) -> None:
+        """Write the file for a table so that it is there whole or not at all."""
+        fs, local = self.filesystem, is_local(self.filesystem)
         folder, _, name = path.rpartition("/")
-        aside = f"{folder}/.{name}.part" if is_local(fs) else path
+        aside = f"{folder}/.{name}.part" if local else path
         try:
             fs.makedirs(folder, exist_ok=True)
-            fs.pipe_file(aside, data)
-            if aside != path:
+            with open(aside, "wb") if local else io.BytesIO() as sink:  # noqa: PTH123
+                self._fill(sink, table, where)
+                if isinstance(sink, io.BytesIO):  # a file that is open there may be kept in part
+                    fs.pipe_file(path, sink.getvalue())
+            if local:
                 fs.mv(aside, path)
-        except OSError as error:
+        except Exception as error:
             with contextlib.suppress(OSError):
                 fs.rm_file(aside)
+            if not isinstance(error, OSError):
+                raise
             text = f"{self.name}: {path} can't be written: {error} ({where.label})"
             raise DataError(text) from error
 

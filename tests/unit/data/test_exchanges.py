@@ -38,6 +38,7 @@ from miniray.data.executor import _samples, execute, table_of  # noqa: E402
 from miniray.data.feeds import Setting  # noqa: E402
 from miniray.data.ordered import JOINS, Ordered  # noqa: E402
 from miniray.data.sources import BlockRows, ReadUnit  # noqa: E402
+from miniray.data.tables import concat  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,8 +295,7 @@ def test_lists_of_values_are_of_their_type(values: Any) -> None:
         [pa.table({"k": [0], "v": each}) for each in (values[:1], values[1:2], values[2:])]
     )
     grouped = dataset.groupby("k").aggregate(AsList("v"), Unique("v"), CountDistinct("v"))
-    unit, *_ = execute(grouped._plan, local=True)
-    found = table_of(unit)
+    found = concat([table_of(unit) for unit in execute(grouped._plan, local=True)])
     there = values.to_pylist()
     assert found.schema.field("list(v)").type == pa.list_(values.type)
     assert found.schema.field("unique(v)").type == pa.list_(values.type)

@@ -1,7 +1,6 @@
 """What a task of a dataset does with the units that it is given."""
 
 import dataclasses
-import pathlib
 import random
 import threading
 import types
@@ -228,21 +227,26 @@ def test_files_are_read_in_their_call_only_as_that_may_run_code_of_the_user(monk
     assert pool.numbers() == [1]
 
 
-def test_a_file_is_written_aside_and_renamed_when_it_is_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fails", [None, OSError("full"), ValueError("no such option")])
+def test_a_file_is_written_aside_and_renamed_when_it_is_whole(tmp_path, fails):
     filesystem, folder = resolve(str(tmp_path))
-    written = []
+    name, aside = "000009-000000-token.parquet", ".000009-000000-token.parquet.part"
 
-    def noted(path, value):
-        written.append(pathlib.Path(path).name)
-        pathlib.Path(path).write_bytes(value)
+    def options():
+        assert [path.name for path in tmp_path.iterdir()] == [aside]
+        if fails is not None:
+            raise fails
+        return {}
 
-    monkeypatch.setattr(filesystem, "pipe_file", noted)
-    names = ("WriteParquet", "parquet", filesystem, folder, 7, "-token", "", ())
-    (made,) = Writer(*names, 0, dict).run(iter([pa.table({"n": [1, 2]})]), Where("here", 2))
-    assert (made.num_rows, made.num_columns) == (2, 0)
-    name = "000009-000000-token.parquet"
-    assert written == [f".{name}.part"]
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    writer = Writer("WriteParquet", "parquet", filesystem, folder, 7, "-token", "", (), 0, options)
+    made = writer.run(iter([pa.table({"n": [1, 2]})]), Where("here", 2))
+    if fails is None:
+        assert [(each.num_rows, each.num_columns) for each in made] == [(2, 0)]
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        return
+    with pytest.raises(data.DataError, match=f"WriteParquet.*{fails}"):
+        list(made)
+    assert not list(tmp_path.iterdir())
 
 
 def test_small_files_are_one_batch_where_no_size_is_given(tmp_path):
