@@ -175,7 +175,7 @@ class Writer(Transform):
                     fs.pipe_file(path, sink.getvalue())
             if local:
                 fs.mv(aside, path)
-        except Exception as error:
+        except BaseException as error:  # a cancelled call leaves no part behind either
             with contextlib.suppress(OSError):
                 fs.rm_file(aside)
             if not isinstance(error, OSError):

@@ -227,7 +227,7 @@ def test_files_are_read_in_their_call_only_as_that_may_run_code_of_the_user(monk
     assert pool.numbers() == [1]
 
 
-@pytest.mark.parametrize("fails", [None, OSError("full"), ValueError("no such option")])
+@pytest.mark.parametrize("fails", [None, OSError("full"), ValueError("no"), SystemExit("ended")])
 def test_a_file_is_written_aside_and_renamed_when_it_is_whole(tmp_path, fails):
     filesystem, folder = resolve(str(tmp_path))
     name, aside = "000009-000000-token.parquet", ".000009-000000-token.parquet.part"
